@@ -26,7 +26,7 @@ from pgsub.commands.switchover.parties import (
     taking_session,
     the_one,
 )
-from pgsub.commands.switchover.transfer import giving_fence, server_gone, steps
+from pgsub.commands.switchover.transfer import giving_fence, server_gone, steps, undoable
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.right_to_write import Timing
 from pgsub.commands.switchover.transfer.turn import Turn
@@ -97,7 +97,7 @@ def _in_spite_of_lost_connections(options: SwitchoverOptions, store: StateStore,
             _pause(options, reporter)
         except KeyboardInterrupt:
             if until and run.in_pause is None:  # otherwise the run has told what it left
-                reporter.warning(*steps.not_undone(options.command))
+                reporter.warning(*undoable.not_undone(options.command))
             raise
 
 
@@ -107,7 +107,7 @@ def _pause(options: SwitchoverOptions, reporter: Reporter) -> None:
         time.sleep(0.3)
     except KeyboardInterrupt:
         # guard: who interrupts the attempts reads what is left to do
-        reporter.warning(*steps.not_undone(options.command))
+        reporter.warning(*undoable.not_undone(options.command))
         raise
 
 
@@ -252,8 +252,8 @@ class _Run:
         done.said = comparison.report(found, back.name, self._options)
         done.equal = comparison.equal(found, self._options)
         if not self._store.subscription(back.name).enabled:
-            message, name = f'subscription "{back.name}", which leads back, is disabled', word(back.name)
-            self._reporter.warning(message, None, f"Enable it:\npgsub enable {name}")
+            message = f'subscription "{back.name}", which leads back, is disabled'
+            self._reporter.warning(message, None, f"Enable it:\npgsub enable {word(back.name)}")
         return done
 
     def _cannot_go_on(self, entry: Entry | None) -> StateForbids:

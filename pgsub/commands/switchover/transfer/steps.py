@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psycopg
 
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOptions, giving_ledger
+from pgsub.commands.switchover.parties import DATABASE_LOCK, OTHER, SwitchoverOptions
 from pgsub.commands.switchover.transfer import right_to_write, way_back_subscription
 from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.pause_sessions import PauseSessions
-from pgsub.commands.switchover.transfer.undo import Undoing
-from pgsub.commands.switchover.under_way import PROMOTES, TargetLagged
+from pgsub.commands.switchover.transfer.undoable import Undoable
+from pgsub.commands.switchover.under_way import PROMOTES
 from pgsub.common import failpoints
-from pgsub.common.errors import PgsubError, TimeoutExpired
+from pgsub.common.errors import PgsubError
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
@@ -45,25 +45,8 @@ TAKE = 5.0
 LATE = 10.0
 
 
-def not_undone(command: str) -> tuple[str, str, str]:
-    """Return the warning, with detail and hint, about an interrupted switchover that was not undone.
-
-    :param command: of the switchover.
-    """
-    return (
-        "the switchover was interrupted, and was not undone",
-        "A server is away, or the undoing was interrupted, too. Clients may be able to write nowhere.",
-        f"Leave everything as it was:\n{command} --abort",
-    )
-
-
-class Switchover:
-    """One run of the command, with a session on each side.
-
-    :param sub: the ending subscription. ``back`` is the reverse one.
-    :param taking: a session on the target of ``sub``.
-    :param giving: a session on the target of ``back``.
-    """
+class Switchover(Undoable):
+    """One run of the command."""
 
     def __init__(
         self,
@@ -76,27 +59,13 @@ class Switchover:
         reporter: Reporter,
         pause_comparison: PauseComparison,
     ) -> None:
+        super().__init__(options, store, sub, back, taking, giving, reporter)
         self.pause_comparison = pause_comparison
-        self._options = options
-        self._store = store
-        self._sub = sub
-        self._back = back
-        self._taking = taking
-        self._giving = giving
-        self._reporter = reporter
         self._command = right_to_write.commands(options, sub, back)
-        self._kept = [giving.info.backend_pid]
-        self._kept_there = [taking.info.backend_pid]
         self._users: set[str] = set()
         self._quiet_at: int | None = None
         self._given_at = 0  #: after the commit that gave the right
-        self.in_pause: bool | None = None  #: clients can write nowhere; None if unknown
         self.timing = right_to_write.Timing(log=reporter.log)
-
-    @property
-    def giving_is_lost(self) -> bool:
-        """Whether the session on the giving side was lost."""
-        return self._giving.broken
 
     # --- until the right is taken
 
@@ -127,86 +96,6 @@ class Switchover:
             left = self._options.limit - ((there and there.fenced_for) or 0.0)
             with PauseLimit([self._giving, self._taking], time.monotonic() + max(left, TAKE)):
                 self._take(entry)
-
-    @contextlib.contextmanager
-    def _or_back(self, entry: Entry) -> Iterator[None]:
-        """Undo everything if the block fails, unless the right was taken in it."""
-        try:
-            yield
-        except KeyboardInterrupt as error:
-            try:
-                taken = self._go_back(entry, error)
-            except (PgsubError, psycopg.Error, KeyboardInterrupt):
-                self._reporter.warning(*not_undone(self._options.command))
-                # guard: what a user has interrupted does not go on, because a server is away
-                raise error from None
-            if not taken:
-                raise
-        except BaseException as error:
-            # guard: a failure in the pause ends the pause
-            if not self._go_back(entry, error):
-                raise
-
-    def _go_back(self, entry: Entry, error: BaseException) -> bool:
-        """Undo everything, with a new session if one is lost.
-
-        :return: whether the right was taken, so that the error does not matter.
-        """
-        if isinstance(error, TargetLagged):
-            return False
-        with contextlib.ExitStack() as stack:
-            if self._phase(entry) is None:
-                self._giving = stack.enter_context(giving_ledger(self._options, self._store, self._back))
-            phase = self._phase(entry)
-            # guard: what was taken is not released, even by a publisher that has lost the commit that gave it
-            if self._has_taken(entry):
-                return True
-            if phase == journal.GIVEN:
-                cut_off = self._taking.broken or self._giving.broken
-                if isinstance(error, Exception) and not isinstance(error, TimeoutExpired) and cut_off:
-                    return False  # another run takes it
-            elif phase not in (None, journal.OPEN, journal.FENCED):
-                return False
-            ended = "was interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self.undo(entry)
-            self._reporter.warning(
-                f"the switchover {ended} before the target had taken the right to write: everything is left as it was"
-            )
-        return False
-
-    def undo(self, entry: Entry) -> None:
-        """Undo everything: lift the fences and remove the reverse subscription.
-
-        :raises StateForbids: the taking side has taken the right.
-        """
-        undoing = Undoing(
-            self._options,
-            self._store,
-            self._sub,
-            self._back,
-            self._taking,
-            self._giving,
-            self._reporter,
-            keep=self._kept,
-            keep_there=self._kept_there,
-        )
-        undoing.release(entry)
-        self.in_pause = False
-        undoing.remove(entry)
-
-    def _has_taken(self, entry: Entry) -> bool:
-        """Return whether the taking side is known to have taken the right."""
-        with contextlib.suppress(psycopg.Error):
-            here = journal.of(self._taking, entry.id)
-            return here is not None and here.phase in journal.HAS_TAKEN
-        return False
-
-    def _phase(self, entry: Entry) -> str | None:
-        """Return the phase of the giving side, None if it is unknown."""
-        with contextlib.suppress(psycopg.Error):
-            found = journal.of(self._giving, entry.id)
-            return None if found is None else found.phase
-        return None
 
     def _prepare(self, entry: Entry) -> None:
         """Add the switchover to the giving side's journal, and fence the taking side."""
