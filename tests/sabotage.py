@@ -373,6 +373,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "a state folder from before the end of a switchover does not say that it leads back": (
         "test_a_state_folder_from_the_middle_of_a_switchover_that_has_ended_does_not_say_that_it_leads_back",
     ),
+    "nobody else gives code to Spark's JVM": ("test_no_native_code_is_loaded_from_a_folder_in_which_others_write",),
     "a way back gets nothing that the other direction applied before it began": (
         "test_a_way_back_whose_slot_goes_back_in_a_crash_brings_nothing_back",
     ),

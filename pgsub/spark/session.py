@@ -117,12 +117,13 @@ def _start(
     cache = cache_folder(state_dir / "cache")
     java = find_java(cache)
     found = class_archive.find_archive(java, jvm_process.spark_home(), cache)
-    if flags is None:
-        flags = jvm_flags.flags(found, jvm_flags.user_options(chosen))
+    options = jvm_flags.user_options(chosen)
     run = state_dir / "run"
     scratch = folders.scratch_folder(run)
+    # guard: nobody else gives code to Spark's JVM, without ", *jvm_flags.temporary_flags(scratch, options)"
+    own = [*(flags or jvm_flags.flags(found, options)), *jvm_flags.temporary_flags(scratch, options)]
     try:
-        jvm = jvm_process.start_jvm(java, submitted, master, state_dir, flags, jvm_flags.launcher_flags(found))
+        jvm = jvm_process.start_jvm(java, submitted, master, state_dir, own, jvm_flags.launcher_flags(found))
         contexts.started[jvm.proc.pid] = contexts.Started(found, run / "jvm.pid", scratch)
         return _connect(jvm, workers, state_dir, chosen, scratch)
     except BaseException:

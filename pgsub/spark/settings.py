@@ -106,7 +106,9 @@ def defaults(master: str, scratch: Path, own_spark: bool) -> dict[str, str]:
     chosen = {**_DEFAULTS, **_LOCAL_DEFAULTS, "spark.local.dir": str(scratch)}
     if own_spark:
         chosen["spark.python.daemon.module"] = "pgsub.spark.daemon"
-    if not master.startswith("local-cluster"):  # Spark makes the secret itself (SecurityManager.scala)
+    if master.startswith("local-cluster"):  # Spark makes the secret itself (SecurityManager.scala)
+        chosen["spark.executor.extraJavaOptions"] = shlex.quote(f"-Djava.io.tmpdir={scratch}")
+    else:
         chosen["spark.authenticate"] = "true"  # other users of this machine can reach the loopback, too
     return chosen
 

@@ -136,6 +136,11 @@ def test_the_users_own_collector_and_archive_are_not_doubled(tmp_path):
     assert not any("SharedArchive" in flag for flag in jvm_flags.flags(made, "-Xshare:off"))
 
 
+def test_temporary_files_of_the_java_process_are_private_unless_the_user_names_a_folder(tmp_path):
+    assert jvm_flags.temporary_flags(tmp_path / "a b", "-Xmx1g") == [f"'-Djava.io.tmpdir={tmp_path}/a b'"]
+    assert jvm_flags.temporary_flags(tmp_path, "-Xmx1g -Djava.io.tmpdir=/scratch") == []
+
+
 def test_a_failed_attempt_is_not_repeated_within_a_day(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(class_archive.subprocess, "Popen", lambda *arguments, **options: started.append(arguments))

@@ -233,6 +233,17 @@ def test_no_other_user_can_make_the_daemon_fork(opened, tmp_path, length, monkey
     assert left == []
 
 
+def test_no_native_code_is_loaded_from_a_folder_in_which_others_write(opened, state_dir):
+    """Spark's libraries unpack it among the temporary files, under names that others know."""
+    context = opened()
+    [scratch] = _scratch(state_dir)
+    assert context._jvm.java.lang.System.getProperty("java.io.tmpdir") == str(scratch)
+    assert Submitter(context).submit("double", tasks.double, [21]).result(60) == [42]
+    maps = (Path("/proc") / (state_dir / "run" / "jvm.pid").read_text().strip() / "maps").read_text()
+    unpacked = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "lz4" in line}
+    assert unpacked and all(Path(name).is_relative_to(scratch) for name in unpacked), unpacked
+
+
 #: What somebody says first who has no secret: nothing, a wrong one, none, another protocol, a frame of Spark's own.
 _STRANGERS = (b"", b"A\nwrong\n", b"A\n\n", b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\x15" + bytes(17))
 

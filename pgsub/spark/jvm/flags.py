@@ -6,7 +6,6 @@ import os
 import pwd
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -66,6 +65,18 @@ def training_flags(archive: Archive, draft: Path) -> list[str]:
     return [*_LEAN, COLLECTOR, *base, f"-XX:ArchiveClassesAtExit={draft}"]
 
 
+def temporary_flags(folder: Path, options: str) -> list[str]:
+    """Return the flag that keeps the JVM's temporary files from other users, unless the user names a folder.
+
+    Libraries unpack native code among these files. lz4-java opens a file there whose name others know, and loads it
+    (Native.java).
+
+    :param folder: a private folder.
+    :param options: the user's options.
+    """
+    return [] if "-Djava.io.tmpdir=" in options else [shlex.quote(f"-Djava.io.tmpdir={folder}")]
+
+
 def user_name() -> str | None:
     """Return a name for a user without an entry in the user database, None if there is an entry.
 
@@ -79,10 +90,13 @@ def user_name() -> str | None:
     return None
 
 
-def user_flags() -> list[str]:
-    """Return flags with the name and the home folder of a user without an entry in the user database."""
+def user_flags(run: Path) -> list[str]:
+    """Return flags with the name and the home folder of a user without an entry in the user database.
+
+    :param run: a private folder, the home folder of a user whose environment names none.
+    """
     name, home = user_name(), os.environ.get("HOME", "")
     if name is None:
         return []
-    folder = home if os.path.isabs(home) else tempfile.gettempdir()
+    folder = home if os.path.isabs(home) else run.absolute()
     return [shlex.quote(f"-Duser.name={name}"), shlex.quote(f"-Duser.home={folder}")]

@@ -117,7 +117,7 @@ def _environment(
     given = os.environ.get("SPARK_SUBMIT_OPTS", "")
     wanted: dict[str, str | None] = {
         "JAVA_HOME": str(java.home) if java.home else None,
-        "SPARK_SUBMIT_OPTS": " ".join([logging_option, *flags, *jvm_flags.user_flags(), given]).strip(),
+        "SPARK_SUBMIT_OPTS": " ".join([logging_option, *flags, *jvm_flags.user_flags(run), given]).strip(),
         "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", " ".join(launcher_flags)),
         "SPARK_DRIVER_MEMORY": os.environ.get("SPARK_DRIVER_MEMORY", _HEAP),
         "MASTER": os.environ.get("MASTER", master),
