@@ -374,6 +374,10 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_state_folder_from_the_middle_of_a_switchover_that_has_ended_does_not_say_that_it_leads_back",
     ),
     "nobody else gives code to Spark's JVM": ("test_no_native_code_is_loaded_from_a_folder_in_which_others_write",),
+    "no table is copied before the slot is there": ("test_a_slot_that_is_made_after_create_said_not_to",),
+    "a slot is not begun with behind a table that has been copied": (
+        "test_a_slot_that_is_made_after_a_table_was_synchronized_is_refused",
+    ),
     "a way back gets nothing that the other direction applied before it began": (
         "test_a_way_back_whose_slot_goes_back_in_a_crash_brings_nothing_back",
     ),

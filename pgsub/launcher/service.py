@@ -204,7 +204,10 @@ class Service:
             with contextlib.suppress(StateStoreError):
                 self._events.move()
         apply.clear_if_past(self._mirror)
-        if self._errors.disabling is None:
+        # Until a slot that is created by hand has a position, no copy can be handed over to apply: what is committed
+        # between the copy and the slot would be nowhere. The server's apply worker starts its tablesync workers.
+        # guard: no table is copied before the slot is there, without " and self._mirror.position()"
+        if self._errors.disabling is None and self._mirror.position():
             self._sync.tick(self._mirror.relations, alive)
         unrecorded = self._shared.recorder.lasting
         return self._goal.caught_up(self._session, self._mirror, apply, self._sync, self._sequences, unrecorded)

@@ -146,7 +146,25 @@ def test_a_slot_that_is_made_after_create_said_not_to(cli, tables):
     said = one_error(cli("run", "s", "--until-caught-up", "--timeout", "60s"), 7, 'replication slot "s" does not exist')
     assert "HINT" in said
     assert cli.sql("SELECT * FROM pgsub_server") == []  # nobody serves it any more
+    assert set(cli.states().values()) == {"i"}  # a copy would end before the slot begins
+    tables[0].execute("DELETE FROM a WHERE id = 1; INSERT INTO a VALUES (0, 'between')")
     tables[0].execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    synchronized(cli, tables)
+    assert tables[1].rows("SELECT id FROM a WHERE id < 3 ORDER BY 1") == [(0,), (2,)]
+
+
+@pytest.mark.long
+def test_a_slot_that_is_made_after_a_table_was_synchronized_is_refused(cli, tables):
+    pubdb, subdb = tables
+    assert cli.create("s", "--no-create-slot", "--no-wait").returncode == 0
+    before = pubdb.value("SELECT pg_current_wal_lsn()")
+    subdb.execute("UPDATE pgsub.subscription_rel SET srsubstate = 's', srsublsn = %s WHERE relname = 'a'", before)
+    pubdb.execute("DELETE FROM a WHERE id = 1; INSERT INTO a VALUES (0, 'between')")
+    pubdb.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    said = one_error(cli("run", "s", "--until-caught-up", "--timeout", "60s"), 7, "is past the subscription's position")
+    assert "pgsub reconcile s" in said
+    made = cli("reconcile", "s", "--force", "--yes")
+    assert made.returncode == 0, made.stderr
     synchronized(cli, tables)
 
 

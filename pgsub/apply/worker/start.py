@@ -242,9 +242,15 @@ def _check(
 def _adopt_slot(
     session: psycopg.Connection, spec: WorkerSpec, progress: Progress, state: slots.SlotState, who: PublisherIdentity
 ) -> None:
-    """Start at the position of a slot that was created by hand after ``create``; nothing was received yet."""
+    """Start at the position of a slot that was created by hand after ``create``; nothing was received yet.
+
+    :raises ReplicationBroken: a table was synchronized before that position.
+    """
     position = state.confirmed_flush_lsn or 0
-    identity.check_slot(state, position, spec.slot_name, who.dbname, in_recovery=who.in_recovery)
+    done = [one.srsublsn for one in subscriptions.table_states(session, spec.claim.subid).values() if one.srsublsn]
+    # guard: a slot is not begun with behind a table that has been copied, without ", *done"
+    known = min([position, *done])
+    identity.check_slot(state, known, spec.slot_name, who.dbname, in_recovery=who.in_recovery)
     subscriptions.adopt_slot(session, spec.claim, position)
     progress.read()
 
