@@ -8,6 +8,7 @@ import subprocess
 import pytest
 from fix_pair import Pair
 from fix_servers import Database
+from thorough import thorough
 
 from pgsub.apply import verified_publisher
 from pgsub.apply.worker import feedback
@@ -21,14 +22,14 @@ _FURTHER = {
 
 
 @pytest.fixture
-def followed(make_server, subdb, monkeypatch):
-    """A subscription whose publisher has a server of its own; one row was applied."""
+def followed(make_server, subdb, monkeypatch, request):
+    """A subscription whose publisher has a server of its own; one row was applied. The parameter is two_phase."""
     monkeypatch.setattr(feedback, "MIRROR_SECONDS", 0.0)
-    source = Database(make_server(autovacuum=False), "app")
+    source = Database(make_server(autovacuum=False, max_prepared_transactions=5), "app")
     for database in (source, subdb):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     source.execute("CREATE PUBLICATION p FOR TABLE t")
-    p = Pair(source, subdb).subscribe("r", None)
+    p = Pair(source, subdb, two_phase=getattr(request, "param", "d")).subscribe("r", None)
     p.apply("INSERT INTO t VALUES (1, 'first')")
     yield p
     p.close()
@@ -102,6 +103,30 @@ def test_where_nothing_of_the_subscription_is_lost_it_goes_on(followed, looks):
     p.apply("INSERT INTO t VALUES (4, 'third')")
     p.same("t")
     assert looks == []
+
+
+@pytest.mark.parametrize("followed", ["p", *thorough(["d"])], indirect=True)
+def test_what_ends_before_a_position_that_was_reported_of_the_lost_history_is_applied(followed):
+    p = followed
+    p.apply("INSERT INTO t VALUES (2, 'second')")
+    p.subdb.execute("DELETE FROM pgsub.event")  # as the launcher does
+    p.apply()
+    snapshot(p)
+    more = "SELECT pg_logical_emit_message(false, '', repeat('x', 100000)), pg_switch_wal()"
+    for _ in range(3):
+        p.pubdb.execute(more)
+        p.apply()
+    remote, reported = p.progress()
+    assert remote < reported
+    put_back(p)
+    p.pubdb.execute("INSERT INTO t VALUES (3, 'new')")
+    p.pubdb.execute("BEGIN; INSERT INTO t VALUES (4, 'prepared'); PREPARE TRANSACTION 'g'")
+    p.pubdb.execute("DELETE FROM t WHERE id = 1")
+    for _ in range(5):
+        p.pubdb.execute(more)
+    p.pubdb.wait("SELECT pg_current_wal_flush_lsn() - '0/0'::pg_lsn > %s", reported)
+    p.apply("COMMIT PREPARED 'g'", "INSERT INTO t VALUES (5, 'later')")
+    p.same("t")
 
 
 def test_a_publisher_that_crashed_is_gone_on_with(followed, looks, at):

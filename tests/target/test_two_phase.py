@@ -87,8 +87,8 @@ def test_the_stream_begins_behind_every_table(pending: psycopg.Connection) -> No
     assert two_phase_state.enable_if_ready(pending, claim) == (True, 0)
     pending.execute("UPDATE pgsub.progress SET remote_lsn = '0/10', reported_lsn = '0/8'")
     assert two_phase_state.enable_if_ready(pending, claim) == (True, 0x10)
-    pending.execute("UPDATE pgsub.progress SET reported_lsn = '0/20'")
-    assert two_phase_state.enable_if_ready(pending, claim) == (True, 0x20)
+    pending.execute("UPDATE pgsub.progress SET reported_lsn = '0/20'")  # it may be of a history that was left
+    assert two_phase_state.enable_if_ready(pending, claim) == (True, 0x10)
     pending.execute("UPDATE pgsub.subscription_rel SET srsublsn = '0/30' WHERE relname = 'a'")
     assert two_phase_state.enable_if_ready(pending, claim) == (True, 0x30)
     other = RelationState(99, "public", "c", "r", srsublsn=0x99)

@@ -29,7 +29,7 @@ _NAMED = 20
 
 # A table becomes r only when apply has passed its srsublsn. So once every table is r, everything before is applied.
 _BEHIND = """
-SELECT greatest(p.remote_lsn, p.reported_lsn,
+SELECT greatest(p.remote_lsn,
                 (SELECT max(r.srsublsn) FROM pgsub.subscription_rel r WHERE r.subid = p.subid))::text
   FROM pgsub.progress p WHERE p.subid = %s AND p.worker = 0
 """
@@ -93,7 +93,9 @@ def enable_if_ready(connection: psycopg.Connection, claim: Claim) -> tuple[bool,
 
 
 def behind(connection: psycopg.Connection, subid: int) -> int:
-    """Return the furthest position of the publisher in the ledger: that of apply or of a hand-over.
+    """Return the furthest end of a transaction in the ledger: that of apply or of a hand-over.
+
+    A reported position without a transaction may be of a history that the publisher has left.
 
     :raises Fenced: the subscription is gone.
     """
