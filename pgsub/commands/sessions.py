@@ -24,7 +24,7 @@ from pgsub.target.ledger import definitions, subscriptions
 from pgsub.target.ledger.schema import installation
 from pgsub.target.ledger.tables import subscription_tables
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges
+from pgsub.target.session import ledger_guard, ledger_privileges
 from pgsub.target.session.connect import SessionName, is_superuser, must_use_password
 
 MUST_PROVIDE = "Non-superusers must provide a password in the connection string."
@@ -33,12 +33,15 @@ _APART = ("enabled", "disable_on_error", "skip_lsn", "skips", "unavailable", "tw
 
 
 def connect_target(sub: Subscription, **options: Any) -> contextlib.closing[psycopg.Connection]:
-    """Open a session on the target with the launcher's name. The block closes it.
+    """Open a session on the target with the launcher's name, which reads no untrusted ledger. The block closes it.
 
     :param options: see :func:`pgsub.target.session.connect.connect`.
     :raises TargetReplaced: another database now has the name.
     """
-    return contextlib.closing(target.open_session(sub, SessionName(sub.subid, "launcher", 0), **options))
+    session = target.open_session(sub, SessionName(sub.subid, "launcher", 0), **options)
+    # guard: no command reads a ledger that comes behind its check
+    ledger_guard.guard(session)
+    return contextlib.closing(session)
 
 
 @contextlib.contextmanager

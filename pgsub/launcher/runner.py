@@ -35,7 +35,7 @@ from pgsub.launcher.run_until import Goal, GoalCheck, Outcome
 from pgsub.launcher.service import NEVER, Service, Shared
 from pgsub.target.ledger import definitions, subscriptions, worker_takeover
 from pgsub.target.ledger.schema import installation
-from pgsub.target.session import advisory_locks, ledger_privileges
+from pgsub.target.session import advisory_locks, ledger_guard, ledger_privileges
 from pgsub.target.session import connect as target
 from pgsub.target.session.connect import SessionName, must_use_password
 
@@ -165,6 +165,7 @@ class Runner(SupervisedThread):
 
     def _serve(self, session: psycopg.Connection) -> None:
         sub = self.sub
+        ledger_guard.guard(session)
         ledger_privileges.check(session)
         # No launcher serves the subscription now, and the locks of orphaned workers would block the installation.
         installation.install(session, lambda: worker_takeover.evict(session, sub.subid))

@@ -30,7 +30,7 @@ from pgsub.target.ledger.subscriptions import RelationState
 from pgsub.target.ledger.tables import handover, states
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges, transactions
+from pgsub.target.session import ledger_guard, transactions
 from pgsub.target.session.connect import SessionName, must_use_password
 
 
@@ -57,7 +57,7 @@ class TableSync:
         name = SessionName(self._sub.subid, f"table:{self._relids[0]}", 0)
         with contextlib.closing(target.open_session(self._sub, name)) as session:
             try:
-                ledger_privileges.check(session)
+                ledger_guard.check(session)
                 self._claims = worker_takeover.take_over_many(session, self._sub.subid, self._relids)
                 self._advance(session)
             except psycopg.Error as error:

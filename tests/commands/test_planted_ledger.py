@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from fix_program import Cli, one_error
 from psycopg import sql
 
+from pgsub.commands.sessions import connect_target
 from pgsub.commands.switchover.parties import SwitchoverOptions, giving_session
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.common.subscription import Subscription
 from pgsub.target.ledger.schema import installation
 from pgsub.target.session import connect as target
+from pgsub.target.session import ledger_guard, ledger_privileges
 
 if TYPE_CHECKING:
     from fix_servers import Database
@@ -69,6 +72,30 @@ def test_a_ledger_that_somebody_planted_on_the_target_is_not_even_read(
     with planted(tables[1]):
         for words in (again, cli.words("s", "--no-wait")):
             one_error(cli(*words), 11, f'the ledger on the target belongs to role "{_MALLORY}"')
+
+
+def test_a_ledger_that_comes_behind_the_check_of_a_session_on_the_target_is_not_read(
+    pubdb: Database, subdb: Database
+) -> None:
+    sub = Subscription(1, "s", pubdb.conninfo, subdb.conninfo, ("p",), None)
+    with connect_target(sub) as session:
+        ledger_privileges.check(session)  # there is none
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            ledger_guard.check(session)
+        with planted(subdb):
+            for statement in (
+                "SELECT max(version) FROM pgsub.ledger_version",
+                "INSERT INTO pgsub.event DEFAULT VALUES",
+            ):
+                with pytest.raises(StateForbids, match="cannot be trusted"):
+                    session.execute(statement)
+            with pytest.raises(PermissionMissing):
+                ledger_guard.check(session)
+            with session.transaction(), ledger_privileges.acting(session):
+                assert session.execute("SELECT current_user::text").fetchone() == ("postgres",)
+        installation.install(session)
+        session.execute("SELECT max(version) FROM pgsub.ledger_version")
+        ledger_guard.check(session)
 
 
 def test_a_ledger_that_somebody_planted_on_the_publisher_is_not_even_read(

@@ -7,13 +7,12 @@ import re
 import sources
 
 _OPENS = re.compile(r"\btarget\.open_session\(|(?<![.\w])open_session\(sub\b")
-_CHECKS = re.compile(r"ledger_privileges\.check\(|\bviews=False\b")
+_CHECKS = re.compile(r"ledger_guard\.(?:check|guard)\(|\bviews=False\b")
 #: Modules that do not check, with the reason.
 _UNCHECKED = {
     "apply/worker/executor_requirements.py": "it closes the session at once",
     "commands/switchover/rehearsal.py": "the command's first session has checked",
     "commands/switchover/transfer/pause_sessions.py": "the command's first session has checked",
-    "target/session/connect.py": "it defines the function",
 }
 
 

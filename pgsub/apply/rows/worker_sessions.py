@@ -20,7 +20,7 @@ from pgsub.publisher.stream.walsender import WalSender
 from pgsub.target.ledger.progress import Progress
 from pgsub.target.ledger.worker_takeover import APPLY, Claim
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges, origins
+from pgsub.target.session import ledger_guard, origins
 from pgsub.target.session.connect import SessionName
 
 
@@ -71,7 +71,7 @@ def target_session(
         # Rows are found by their index, as in RelationFindReplTupleByIndex. A plan made while the table was small would
         # stay as it grows, even for a whole long transaction. Without an index the plan is still a scan.
         connection.execute("SET enable_seqscan = off")
-        ledger_privileges.check(connection)
+        ledger_guard.check(connection)
         tagged = origins.attach(connection, sub, must=must, spare=spare) is not None
         progress = Progress(connection, claim, tagged=tagged)
         tracked = progress.tagged and target.tracks_commits(connection)

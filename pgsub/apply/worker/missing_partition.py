@@ -20,7 +20,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher.server_errors import translating
 from pgsub.target.catalog import ddl_hints
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges
+from pgsub.target.session import ledger_guard
 from pgsub.target.session.connect import must_use_password
 
 _PARTITION = """
@@ -74,7 +74,7 @@ def complete(sub: Subscription, fault: SchemaFault) -> None:
     if not isinstance(remote, Relation):
         return
     with contextlib.closing(target.open_session(sub, f"pgsub {sub.subid} partition 0")) as session:
-        ledger_privileges.check(session)
+        ledger_guard.check(session)
         place = _place(sub, remote.relid, must=must_use_password(session, sub))
         if place is None:
             return

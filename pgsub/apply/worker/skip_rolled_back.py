@@ -19,7 +19,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import parse_lsn
 from pgsub.target.ledger import events, skip
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges
+from pgsub.target.session import ledger_guard
 
 _NEXT_XID = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text"
 
@@ -34,7 +34,7 @@ def leaves_out(sub: Subscription, error: ApplyError) -> bool:
     if not error.xid or error.finish_lsn is None or error.relation is None:  # at the end, not at a change
         return False
     with contextlib.closing(target.open_session(sub, f"pgsub {sub.subid} rolled back 0")) as session:
-        ledger_privileges.check(session)
+        ledger_guard.check(session)
         if not _aborted(session, sub, error.xid):
             return False
         if skip.pending(session, sub.subid) is not None:

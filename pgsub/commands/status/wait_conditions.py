@@ -49,12 +49,12 @@ def ledger(sub: Subscription) -> Iterator[psycopg.Connection]:
     from psycopg import Error
 
     from pgsub.target.ledger import subscriptions
-    from pgsub.target.session import ledger_privileges
+    from pgsub.target.session import ledger_guard
     from pgsub.target.session.connect import SessionName, open_session
 
     try:
         with closing(open_session(sub, SessionName(sub.subid, "wait", 0), replica=False)) as session:
-            ledger_privileges.check(session)
+            ledger_guard.check(session)
             yield session
     except Error as error:
         raise subscriptions.unreadable(error) from None

@@ -36,7 +36,7 @@ from pgsub.tablesync.sequences import reading
 from pgsub.tablesync.sequences.definition import Position
 from pgsub.tablesync.sequences.synchronization import Outcome, bring, failure, kept, look
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges
+from pgsub.target.session import ledger_guard
 from pgsub.target.session.connect import SessionName, must_use_password
 
 #: Shortest and longest pause between attempts, in seconds. PGSUB_SEQUENCE_SECONDS replaces the longest.
@@ -171,7 +171,7 @@ class SequenceWorker:
         name = SessionName(sub.subid, "sequences", 0)
         with contextlib.closing(target.open_session(sub, name, replica=False)) as session:
             try:
-                ledger_privileges.check(session)
+                ledger_guard.check(session)
                 reading.prepare(session)  # what is read before the sequences does not wait for locks either
                 must = must_use_password(session, sub)
                 with contextlib.closing(

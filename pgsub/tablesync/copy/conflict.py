@@ -31,7 +31,7 @@ from pgsub.target.catalog import unique_indexes
 from pgsub.target.catalog.relation import FIRST_NORMAL
 from pgsub.target.ledger.worker_takeover import Claim
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges
+from pgsub.target.session import ledger_guard
 from pgsub.target.session.connect import SessionName
 from pgsub.target.sql import conflict_search
 
@@ -56,7 +56,7 @@ def record(
     name = SessionName(sub.subid, f"copy:{claim.worker}", claim.epoch)
     try:
         with contextlib.closing(target.open_session(sub, name)) as session:
-            ledger_privileges.check(session)
+            ledger_guard.check(session)
             return _Search(sub, claim, table, session, error.diag).record(snapshot)
     except Exception as trouble:  # the copy's own error is reported in any case
         _log.debug("the conflict of the copy of %s is not recorded: %s", table.relation.name, trouble)

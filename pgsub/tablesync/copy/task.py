@@ -34,7 +34,7 @@ from pgsub.target.catalog import ddl_hints
 from pgsub.target.ledger.tables import chunks
 from pgsub.target.ledger.tables.chunks import ChunkKey
 from pgsub.target.session import connect as target
-from pgsub.target.session import ledger_privileges, origins, publications, roles
+from pgsub.target.session import ledger_guard, origins, publications, roles
 from pgsub.target.session.connect import SessionName
 from pgsub.target.sql import copy_from
 
@@ -126,7 +126,7 @@ class _CopySessions:
             try:
                 session = target.open_session(sub, name, synchronous_commit=sub.synchronous_commit, bulk=True)
                 stack.enter_context(contextlib.closing(session))
-                ledger_privileges.check(session)
+                ledger_guard.check(session)
                 session.execute("SET client_min_messages = error")  # nobody reads other messages while rows are sent
                 tagged = origins.attach(session, sub, spare=spec.spare) is not None
                 source = verified_publisher.connect(session, sub, spec.application_name)

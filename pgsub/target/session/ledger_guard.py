@@ -1,18 +1,21 @@
-"""Sessions that only read a ledger, mostly that of the publisher's server, whose ledger nobody may have made yet.
+"""Sessions that read a ledger only if it is trusted, although there may be none when they are opened.
 
-A role with CREATE on that database can make a schema ``pgsub`` where there is none, even while a command runs. A type
-with a cast of its own, or the predicate of an index, would run code with the rights of the session's user. Nobody but
-its owner, or a superuser, can exchange a schema that is there. Therefore the owner and the form of the ledger are
-checked before each statement that names it.
+A role with CREATE on a database can make a schema ``pgsub`` where there is none, even while a command runs. A type with
+a cast of its own, or the predicate of an index, would run code with the rights of the session's user. Nobody but its
+owner, or a superuser, can exchange a schema that is there. Therefore the owner and the form of the ledger are checked
+before the first statement that names it. That there was none proves nothing for the next statement.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
+from weakref import WeakSet
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from pgsub.common.errors import StateForbids
 from pgsub.common.query import scalar
@@ -29,6 +32,10 @@ SELECT n.nspowner IN (SELECT oid FROM trusted) FROM pg_catalog.pg_namespace n WH
 """
 
 
+#: Sessions that have found a ledger that is trusted.
+_known: WeakSet[psycopg.Connection[Any]] = WeakSet()
+
+
 def guard(connection: psycopg.Connection[Any]) -> None:
     """Let a session read the ledger only if it is trusted.
 
@@ -39,11 +46,31 @@ def guard(connection: psycopg.Connection[Any]) -> None:
     connection.cursor_factory = _GuardedClientCursor if client else _GuardedCursor
 
 
+def check(connection: psycopg.Connection[Any]) -> None:
+    """Check that there is a ledger, and that it is trusted. Every worker and copy checks it when it starts.
+
+    :raises PermissionMissing: see :func:`pgsub.target.session.ledger_privileges.check`.
+    :raises psycopg.errors.UndefinedTable: there is none.
+    """
+    owned = scalar(connection, _OWNED)
+    # guard: no ledger is no ledger that may be read
+    if owned is None:
+        raise _missing()
+    ledger_privileges.check(connection)
+    if not owned:
+        raise _untrusted(connection)
+
+
 class _GuardedCursor(psycopg.Cursor[Any]):
     def execute(self, query: Any, params: Any = None, **more: Any) -> Any:
         """Execute a statement, after a check if it is about the ledger."""
         _check(self.connection, query)
         return super().execute(query, params, **more)
+
+    def executemany(self, query: Any, params_seq: Iterable[Any], **more: Any) -> None:
+        """Execute a statement with each of several parameters, after a check if it is about the ledger."""
+        _check(self.connection, query)
+        super().executemany(query, params_seq, **more)
 
 
 class _GuardedClientCursor(psycopg.ClientCursor[Any]):
@@ -54,15 +81,24 @@ class _GuardedClientCursor(psycopg.ClientCursor[Any]):
 
 
 def _check(connection: psycopg.Connection[Any], query: Any) -> None:
+    if connection in _known:
+        return
     text = query.as_string(connection) if isinstance(query, sql.Composable) else query
     if _LEDGER.search(text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)) is None:
         return
+    ended = connection.info.transaction_status == TransactionStatus.IDLE
     readable = trusted(connection)
     if readable is None:
-        raise psycopg.errors.UndefinedTable('schema "pgsub" does not exist')
-    # guard: a ledger that somebody planted on the publisher is not read
+        raise _missing()
+    # guard: a ledger that somebody planted is not read
     if not readable:
         raise _untrusted(connection)
+    if ended:  # a transaction may have made it, and be rolled back
+        _known.add(connection)
+
+
+def _missing() -> psycopg.errors.UndefinedTable:
+    return psycopg.errors.UndefinedTable('schema "pgsub" does not exist')
 
 
 def trusted(connection: psycopg.Connection[Any]) -> bool | None:

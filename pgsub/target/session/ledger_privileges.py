@@ -56,16 +56,19 @@ SELECT DISTINCT r.rolname::text
   FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a, pg_catalog.pg_roles r
  WHERE n.nspname = 'pgsub' AND r.oid = a.grantee AND a.grantee <> n.nspowner
 """
-_MAY_GIVE = """
+# Code of another owner, run as that owner, could reset the role.
+_MAY_GIVE = f"""
+WITH {TRUSTED}
 SELECT o.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o ON o.oid = n.nspowner
- WHERE n.nspname = 'pgsub' AND pg_catalog.pg_has_role(current_user, o.oid, %s)
+ WHERE n.nspname = 'pgsub' AND pg_catalog.pg_has_role(current_user, o.oid, %s) AND o.oid IN (SELECT oid FROM trusted)
 """
 
 
 def check(connection: psycopg.Connection) -> None:
     """Check that the ledger's owner, and owners of code attached to it, are trusted. Do nothing if there is no ledger.
 
-    Every command checks it before it writes there; launchers, workers and copies check it when they start.
+    Every command checks it before it writes there. :mod:`~pgsub.target.session.ledger_guard` says why that is not
+    enough to read there afterwards.
 
     :raises PermissionMissing: they are not; the hint has the statements for a superuser.
     """
