@@ -384,6 +384,13 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "no command reads a ledger that comes behind its check": (
         "test_a_ledger_that_comes_behind_the_check_of_a_session_on_the_target_is_not_read",
     ),
+    "a ledger names no slot of others": (
+        "test_a_drop_that_keeps_slots_names_those_of_tables_that_nothing_knows_any_more",
+    ),
+    "no owner of a table words the GRANT that somebody is told to run": (
+        "test_a_missing_privilege_names_the_statement_to_paste",
+    ),
+    "no owner of a table of the target words a GRANT": ("test_code_of_a_table_does_not_word_a_statement_to_paste",),
     "a way back gets nothing that the other direction applied before it began": (
         "test_a_way_back_whose_slot_goes_back_in_a_crash_brings_nothing_back",
     ),

@@ -30,6 +30,13 @@ _LIMIT_EXCEEDED = "54000"
 _WRAPAROUND_FILES = frozenset({"varsup.c", "multixact.c"})
 
 
+#: Hint for a missing privilege that code of a table's owner has reported, which could name any object.
+SAID_BY_CODE = (
+    "A function of the table's owner lacks the privilege, or says so: see in the server's log, with"
+    " log_error_verbosity = verbose, which one it is. Grant nothing that you do not know to be harmless."
+)
+
+
 class ServerWords(NamedTuple):
     """The fields of a server's error, each truncated; ``hint`` is one line."""
 

@@ -45,13 +45,14 @@ class ServerError:
     detail: str | None = None
     hint: str | None = None
     file: str | None = None  #: source file of the server that reported the error
+    context: str | None = None  #: code of a function that reported it
 
     @classmethod
     def from_exception(cls, error: psycopg.Error) -> ServerError:
         """Take the fields of a psycopg error. An error of libpq itself has only a text."""
         words = server_words.fields(error.diag)
         if words.message:
-            return cls(error.sqlstate, words.message, words.detail, words.hint, error.diag.source_file)
+            return cls(error.sqlstate, words.message, words.detail, words.hint, error.diag.source_file, words.context)
         first, *rest = server_words.lines(error) or [type(error).__name__]
         return cls(error.sqlstate, first, " ".join(rest) or None)
 
@@ -67,7 +68,8 @@ class ServerError:
     def from_response(cls, body: bytes, encoding: str = "utf-8") -> ServerError:
         """Take the fields of an ErrorResponse message."""
         fields = {field[:1]: shortened(field[1:].decode(encoding, "replace")) for field in body.split(b"\0") if field}
-        return cls(fields.get(b"C"), fields.get(b"M", "no error text"), fields.get(b"D"), fields.get(b"H"))
+        message, context = fields.get(b"M", "no error text"), fields.get(b"W")
+        return cls(fields.get(b"C"), message, fields.get(b"D"), fields.get(b"H"), context=context)
 
 
 def translate(
@@ -103,6 +105,8 @@ def classify(
     cls, ours = _meaning(said)
     if state in _NO_UTF8:
         ours = CHANGE_VALUE_HINT if table is not None else PASS_VALUE_HINT
+    if doing == RECEIVE and (cls is ApplyError or cls is ReplicationBroken) and ours is None:
+        ours = PASS_CHANGE_HINT
     error = cls(message, detail=said.detail, hint=server_hint(said.hint) or ours, sqlstate=state)
     if isinstance(error, ApplyError) and table is not None:
         error.relation = ".".join(table)
@@ -150,6 +154,14 @@ PASS_VALUE_HINT = (
     "every table is compared with the publisher's, and only what differs is brought:\npgsub reconcile NAME --force"
 )
 
+#: Completes "could not …" where a stream ends, perhaps because the publisher fails to decode a change.
+RECEIVE = "receive data from WAL stream"
+PASS_CHANGE_HINT = (
+    "The publisher cannot send a change. Correct what makes it fail there, such as a row filter or a column list of a "
+    "publication, which does not help changes that were made before. Then make another slot; every table is compared "
+    "with the publisher's, and only what differs is brought:\npgsub reconcile NAME --force"
+)
+
 RECREATE_HINT = (
     "The changes that the slot kept are lost. Create another slot; every table is then compared with the publisher's, "
     "and only rows that differ are sent:\npgsub reconcile NAME"
@@ -190,6 +202,9 @@ WAL_LEVEL_HINT = "Run this on the publisher and restart it:\nALTER SYSTEM SET wa
 
 def _grant_hint(said: ServerError, table: tuple[str, str] | None, user: str | None) -> str:
     role = _role(user)
+    # guard: no owner of a table words the GRANT that somebody is told to run
+    if said.context is not None:
+        return server_words.SAID_BY_CODE
     if REPLICATION_ROLE.search(said.message):
         return replication_hint(user)
     if "row-level security" in said.message:

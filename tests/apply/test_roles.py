@@ -315,6 +315,19 @@ def test_code_of_a_table_that_may_not_do_something_is_not_taken_for_a_missing_me
     assert "permission denied for table who" in _fault(p, "permission denied for table who").message
 
 
+def test_code_of_a_table_does_not_word_a_statement_to_paste(pair: MakePair) -> None:
+    p = pair(TABLES)
+    says = "RAISE EXCEPTION 'permission denied for table salary' USING ERRCODE = '42501'"
+    p.subdb.execute(
+        f"CREATE FUNCTION says() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {says}; END $$;"
+        "CREATE TRIGGER says BEFORE INSERT ON a FOR EACH ROW EXECUTE FUNCTION says();"
+        "ALTER TABLE a ENABLE ALWAYS TRIGGER says"
+    )
+    p.pubdb.execute("INSERT INTO a VALUES (1, 'x')")
+    hint = _fault(p, "permission denied for table salary").hint or ""
+    assert "function of the table's owner" in hint and "GRANT" not in hint and ";" not in hint
+
+
 def test_a_schema_that_may_not_be_used_is_named(pair: MakePair, roles: Roles) -> None:
     p = pair("CREATE SCHEMA x; CREATE TABLE x.t (id int PRIMARY KEY)")
     p.subdb.execute(f"ALTER TABLE x.t OWNER TO {roles.alice}; GRANT SELECT ON x.t TO {roles.app}")
@@ -360,7 +373,12 @@ def test_row_level_security_is_that_of_the_role_that_acts(pair: MakePair, roles:
         p.subdb.execute("ALTER TABLE a FORCE ROW LEVEL SECURITY")
         p.pubdb.execute("UPDATE a SET v = 'y'")
         error = _fault(p, words)
-        p.subdb.execute((error.hint or "").splitlines()[-1])
+        told = (error.hint or "").splitlines()[-1]
+        assert told == 'ALTER TABLE "public"."a" NO FORCE ROW LEVEL SECURITY;'  # for this table, and no other
+        p.subdb.execute(told)
+        p.apply()
+        p.subdb.execute("ALTER TABLE a FORCE ROW LEVEL SECURITY")
+        p.pubdb.execute("UPDATE a SET v = 'z'")
     p.subdb.execute(f"ALTER ROLE {acting} BYPASSRLS")
     p.apply()
     p.same("a")

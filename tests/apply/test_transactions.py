@@ -335,6 +335,19 @@ def test_a_fault_inside_a_streamed_transaction_is_located(pair: MakePair) -> Non
     p.same("t")
 
 
+def test_a_change_that_the_publisher_cannot_decode_is_not_blamed_on_the_target(pair: MakePair) -> None:
+    p = pair("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    if p.pubdb.connection.info.server_version < 150000:
+        pytest.skip("publications have no row filters")
+    filtered = "CREATE PUBLICATION p FOR TABLE t WHERE (10 / n > 1) WITH (publish = 'insert')"
+    p.pubdb.execute(f"DROP PUBLICATION p; {filtered}")
+    with pytest.raises(ApplyError, match="division by zero") as caught:
+        p.apply("INSERT INTO t VALUES (1, 0)")
+    assert caught.value.finish_lsn is None
+    hint = caught.value.hint or ""
+    assert "row filter" in hint and hint.endswith("pgsub reconcile NAME --force")
+
+
 def test_a_full_disk_under_the_spool_is_retried(tmp_path: Path) -> None:
     spool = Spool(str(tmp_path), "1-0")
     transaction = spool.open(7)

@@ -325,3 +325,6 @@ def test_the_sqlstate_decides_what_an_error_means(sqlstate, message, expected):
 def test_a_missing_privilege_names_the_statement_to_paste(message, grant):
     error = classify(ServerError("42501", message), "copy", table=("s", "t"), user="u")
     assert isinstance(error, PermissionMissing) and error.hint.splitlines()[-1] == grant
+    said = ServerError("42501", message, context="PL/pgSQL function f() line 3 at RAISE")
+    error = classify(said, "copy", table=("s", "t"), user="u")
+    assert isinstance(error, PermissionMissing) and ";" not in error.hint

@@ -93,9 +93,10 @@ def test_a_ledger_of_an_ordinary_role_is_its_own_and_nobody_elses(roles: Roles) 
         assert f'with the rights of "{role}"' in (caught.value.detail or "")
     roles.subdb.execute(_pasted(caught.value))
     assert roles.subdb.rows(_OWNERS) == [("postgres",)]
-    with pytest.raises(psycopg.errors.InsufficientPrivilege):  # whoever made it may be anybody
-        roles.session(owner).execute(_WRITE)
-    roles.subdb.execute(ledger_privileges.grants(f'"{owner}"'))
+    for role in (owner, other):  # whoever made it may be anybody, and so may those that he granted it to
+        assert not roles.subdb.value("SELECT has_schema_privilege(%s, 'pgsub', 'USAGE')", role)
+        assert not roles.subdb.value("SELECT has_table_privilege(%s, 'pgsub.event', 'SELECT, INSERT')", role)
+        roles.subdb.execute(ledger_privileges.grants(f'"{role}"'))
     for role in (owner, other, super_):
         with roles.session(role) as session:
             installation.check(session)
@@ -113,6 +114,16 @@ def test_a_ledger_of_a_superuser_or_of_the_databases_owner_is_taken(roles: Roles
     else:
         roles.subdb.execute(f'ALTER DATABASE {roles.subdb.name} OWNER TO "{owner}"')
     roles.session(other).close()
+
+
+def test_default_privileges_let_nobody_else_use_a_new_ledger(roles: Roles) -> None:
+    app, other = roles("app"), roles("other")
+    with roles.session(app) as session:
+        session.execute(f'ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO "{other}"')
+        session.execute(f'ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO "{other}", PUBLIC')
+        installation.install(session)
+    assert not roles.subdb.value("SELECT has_schema_privilege(%s, 'pgsub', 'USAGE')", other)
+    assert not roles.subdb.value("SELECT has_table_privilege(%s, 'pgsub.held_change', 'SELECT, INSERT')", other)
 
 
 def test_a_schema_without_a_table_is_taken_over_by_a_superuser_and_by_nobody_else(roles: Roles) -> None:

@@ -135,12 +135,12 @@ def rows_of_other_origins(
     """Warn, like the server, of tables that the publisher itself receives from other publishers."""
     # Planning a query of a table evaluates its index expressions, so an untrusted ledger is not read.
     with translating(connection, "look at the ledger of the publisher"):
-        ledger = ledger_guard.trusted(connection)
+        ledger = ledger_guard.trusted(connection, foreign=True)
     if ledger is False:
         yield Caution(
             "schema pgsub of the publisher is not read: its owner is not trusted, or it has code of others",
             "Which tables subscriptions of pgsub write there is not known.",
-            "Give the schema to the owner of the database, or drop it if it is not a ledger.",
+            "If it is a ledger, look there which tables its subscriptions have. If nobody knows it, drop it.",
         )
     others = publication.tables_with_other_origins(connection, sub.publications, known, ledger=ledger is True)
     names = sorted({f"{one.schema}.{one.name}" for one in others})

@@ -168,9 +168,9 @@ def _broken(one: SubscriptionStatus, row: ErrorRow | None) -> Iterator[Step]:
     yield Step(f"Retrying does not resolve this: {said}.")
     command = f"pgsub reconcile {name}"
     hint = named(row.hint, one.definition.name) if row is not None else None
-    mends = hint is None or command in hint
-    if mends:
-        yield Step("See what a new slot would change.", (f"{command} --dry-run",))
+    if hint is None or command in hint:
+        force = " --force" if hint is not None and f"{command} --force" in hint else ""  # the slot is there
+        yield Step("See what a new slot would change.", (f"{command}{force} --dry-run",))
     if hint is not None:
         yield from _hinted(hint)
     else:

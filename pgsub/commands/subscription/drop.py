@@ -208,7 +208,7 @@ def _remove(
     if tables is None and sub.slot_name is None:
         tables = []  # a subscription without a slot may have been made without a publisher
     if keep_slot:
-        name_kept_slots(tables or (), reporter)
+        name_kept_slots(sub.subid, tables or (), reporter)
     else:
         drop_slots(sub, tables, session if known else None, reporter, lost=lost)
     failpoints.point("drop.after_slots")

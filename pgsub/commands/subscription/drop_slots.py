@@ -18,6 +18,7 @@ from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
 from pgsub.publisher.database import Database
 from pgsub.publisher.server_errors import standby_lacks_slot
+from pgsub.publisher.slot_names import is_sync_slot
 from pgsub.target.ledger import subscriptions
 from pgsub.target.ledger.subscriptions import RelationState
 
@@ -39,7 +40,7 @@ def drop_slots(
     :raises PublisherUnavailable: a standby that lacks the main slot answers.
     :raises WrongSystem: the server is not the one on which the slots were made.
     """
-    leftover = _of_tables(tables or ())
+    leftover = _of_tables(sub.subid, tables or ())
     if sub.slot_name is None and tables is not None and not leftover:
         return
     hint = f"To drop the subscription without its slot:\npgsub drop {word(sub.name)} --keep-slot --yes"
@@ -66,9 +67,9 @@ def drop_slots(
             _drop_main(connection, sub, sub.slot_name, session, reporter, hint, lost=lost)
 
 
-def name_kept_slots(tables: Sequence[RelationState], reporter: Reporter) -> None:
+def name_kept_slots(subid: int, tables: Sequence[RelationState], reporter: Reporter) -> None:
     """Name the slots of tables that may stay, because nothing knows them once the ledger has forgotten them."""
-    if names := _of_tables(tables):
+    if names := _of_tables(subid, tables):
         reporter.notice(
             f"{counted(len(names), 'replication slot')} of tables may stay on the publisher, and keep WAL there",
             "To drop them, run this there:\n"
@@ -76,8 +77,10 @@ def name_kept_slots(tables: Sequence[RelationState], reporter: Reporter) -> None
         )
 
 
-def _of_tables(tables: Sequence[RelationState]) -> list[str]:
-    return sorted({one for table in tables for one in (table.sync_slot, table.spare_slot) if one is not None})
+def _of_tables(subid: int, tables: Sequence[RelationState]) -> list[str]:
+    found = {one for table in tables for one in (table.sync_slot, table.spare_slot) if one is not None}
+    # guard: a ledger names no slot of others, without " if is_sync_slot(subid, one)"
+    return sorted(one for one in found if is_sync_slot(subid, one))
 
 
 def _drop_main(

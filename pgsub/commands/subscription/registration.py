@@ -241,7 +241,8 @@ def _lost_definition(session: psycopg.Connection, name: str, subid: int, slot_na
         detail="It replicated already, and its replication slot keeps WAL. Was the state store removed or replaced?",
         hint="To go on with it, rebuild it from the ledger with the connection strings given here:\n"
         f"pgsub run {quoting.word(name)} --from-target --connection CONNINFO --target CONNINFO\n"
-        "To give up the subscription, drop its slot on the publisher, then its rows on the target:\n"
+        "To give up the subscription, drop its slot on the publisher if nothing else uses it, then its rows on the"
+        " target:\n"
         f"{slot}{prepared}DELETE FROM pgsub.subscription WHERE subid = {subid};",
     )
 

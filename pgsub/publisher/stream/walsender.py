@@ -14,14 +14,13 @@ from pgsub.common.errors import InternalError, PgsubError, PublisherUnavailable
 from pgsub.protocol.frames import Frames
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher.connect import Connection
-from pgsub.publisher.server_errors import classify, translating
+from pgsub.publisher.server_errors import RECEIVE, classify, translating
 from pgsub.publisher.stream.channel import ENDED, Channel, Refused, poll
 from pgsub.publisher.stream.channel_libpq import LibpqChannel
 from pgsub.publisher.stream.channel_socket import SocketChannel
 from pgsub.publisher.stream.transport import over, reachable
 
 _START = "start WAL streaming"
-_RECEIVE = "receive data from WAL stream"
 _SEND = "send data to WAL stream"
 _END = "end WAL streaming"
 
@@ -132,7 +131,7 @@ class WalSender:
         if self._failure is not None or self._channel is None:
             raise self._failure or InternalError("nothing is streamed")
         try:
-            with self._doing(_RECEIVE):
+            with self._doing(RECEIVE):
                 received = self._channel.receive(limit_messages, limit_bytes)
         except PgsubError as failure:
             self._failure, self._streaming = failure, False

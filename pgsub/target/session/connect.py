@@ -23,7 +23,7 @@ from pgsub.common.errors import (
 )
 from pgsub.common.machine.out_of_resources import no_descriptor
 from pgsub.common.query import scalar
-from pgsub.common.server_words import is_transient
+from pgsub.common.server_words import SAID_BY_CODE, is_transient
 from pgsub.common.subscription import Subscription
 from pgsub.target.session import ledger_guard
 
@@ -210,7 +210,9 @@ def translate(error: psycopg.Error, doing: str, *, user: str | None = None) -> P
     if is_transient(state, error.diag.source_file):
         return TargetUnavailable(text, detail=detail, hint=hint, sqlstate=state)
     if state == "42501":
-        return PermissionMissing(text, detail=detail, hint=hint or _grant_hint(message, user), sqlstate=state)
+        # guard: no owner of a table of the target words a GRANT, without " if context is None else SAID_BY_CODE"
+        missing = _grant_hint(message, user) if context is None else SAID_BY_CODE
+        return PermissionMissing(text, detail=detail, hint=hint or missing, sqlstate=state)
     if state in ("42P01", "42703", "3F000", "42809"):
         return SchemaFault(text, detail=detail, hint=hint, sqlstate=state)
     return ApplyError(text, detail=detail, hint=hint, context=context, sqlstate=state)

@@ -32,6 +32,10 @@ SELECT n.nspowner IN (SELECT oid FROM trusted) FROM pg_catalog.pg_namespace n WH
 """
 
 
+_OWN = """
+SELECT o.rolsuper OR o.rolname = current_user
+  FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o ON o.oid = n.nspowner WHERE n.nspname = 'pgsub'
+"""
 #: Sessions that have found a ledger that is trusted.
 _known: WeakSet[psycopg.Connection[Any]] = WeakSet()
 
@@ -101,9 +105,12 @@ def _missing() -> psycopg.errors.UndefinedTable:
     return psycopg.errors.UndefinedTable('schema "pgsub" does not exist')
 
 
-def trusted(connection: psycopg.Connection[Any]) -> bool | None:
-    """Return whether the ledger may be read, now and later: nobody else can exchange it. None if there is none."""
-    owned = scalar(connection, _OWNED)
+def trusted(connection: psycopg.Connection[Any], *, foreign: bool = False) -> bool | None:
+    """Return whether the ledger may be read, now and later: nobody else can exchange it. None if there is none.
+
+    :param foreign: it is not this user's own: the database's owner, who could exchange it, is not trusted with it.
+    """
+    owned = scalar(connection, _OWN if foreign else _OWNED)
     return None if owned is None else owned is True and ledger_privileges.trusted(connection)
 
 
@@ -113,7 +120,7 @@ def _untrusted(connection: psycopg.Connection[Any]) -> StateForbids:
         f'schema "pgsub" of database "{info.dbname}" on host "{info.host}", port {info.port} cannot be trusted',
         detail="It belongs to a role that is neither the session's user, nor a superuser, nor the database's owner, or"
         f' something is attached to it that pgsub did not make. It could run code with the rights of "{info.user}".',
-        hint="Find out who made it, and remove it or give it to the database's owner:\n"
+        hint="Find out who made it. Remove it unless it is the ledger of your subscriptions:\n"
         f"psql -d {word(info.dbname)} -c '\\dn+ pgsub' -c '\\d+ pgsub.*'",
         sqlstate="42501",
     )

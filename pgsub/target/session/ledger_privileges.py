@@ -19,6 +19,7 @@ from pgsub.common.query import scalar
 from pgsub.target.session import advisory_locks, ledger_code, roles
 from pgsub.target.session.ledger_code import TRUSTED
 
+_EVERYTHING = ("SCHEMA pgsub", "ALL TABLES IN SCHEMA pgsub")
 _LOCK_KEY = 0x7067737562  #: "pgsub", different from the launcher's key
 
 _STRANGERS = f"""
@@ -56,6 +57,21 @@ SELECT DISTINCT r.rolname::text
   FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a, pg_catalog.pg_roles r
  WHERE n.nspname = 'pgsub' AND r.oid = a.grantee AND a.grantee <> n.nspowner
 """
+# Roles that would keep what an owner who is not trusted has granted. 0 is PUBLIC.
+_OTHERS = f"""
+WITH {TRUSTED}
+SELECT DISTINCT r.rolname::text
+  FROM (SELECT a.grantee FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a WHERE n.nspname = 'pgsub'
+         UNION
+        SELECT a.grantee FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace,
+               pg_catalog.aclexplode(c.relacl) a WHERE n.nspname = 'pgsub'
+         UNION
+        SELECT a.grantee FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+          JOIN pg_catalog.pg_attribute t ON t.attrelid = c.oid, pg_catalog.aclexplode(t.attacl) a
+         WHERE n.nspname = 'pgsub') g
+  LEFT JOIN pg_catalog.pg_roles r ON r.oid = g.grantee
+ WHERE g.grantee NOT IN (SELECT oid FROM trusted) AND (g.grantee = 0 OR r.oid IS NOT NULL) ORDER BY 1
+"""
 # Code of another owner, run as that owner, could reset the role.
 _MAY_GIVE = f"""
 WITH {TRUSTED}
@@ -92,14 +108,18 @@ def _belongs_to(connection: psycopg.Connection, strangers: list[tuple[str | None
     assert row is not None
     user, owner = row
     names = sorted({name for _, name in strangers})
+    others = ["PUBLIC" if name is None else quoting.name(name) for (name,) in connection.execute(_OTHERS.encode())]
+    everything = [f"REVOKE ALL ON {on} FROM {', '.join(others)} CASCADE;\n" for on in _EVERYTHING] if others else []
     things = ["SCHEMA pgsub" if name is None else f"TABLE {quoting.name('pgsub', name)}" for name, _ in strangers]
     return PermissionMissing(
         f'the ledger on the target belongs to role "{names[0]}"',
         detail="That is neither the user of --target, nor a superuser, nor the database's owner. Code that it attaches"
         f' to the tables of schema pgsub would run with the rights of "{user}".',
-        hint="Give the ledger to the owner of the database, as a superuser on the target. If role"
-        f" {quoting.name(names[0])} is to use it from then on, it needs the same GRANTs:\n"
+        hint="Find out who made it. If it is not the ledger of your subscriptions, remove it (DROP SCHEMA pgsub"
+        " CASCADE). If it is, give it to the owner of the database, as a superuser on the target, and take it from all"
+        " others. A role that is to use it from then on needs the same GRANTs:\n"
         + "".join(f"ALTER {thing} OWNER TO {quoting.name(owner)};\n" for thing in things)
+        + "".join(everything)
         + grants(quoting.name(user)),
         sqlstate="42501",
     )

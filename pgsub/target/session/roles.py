@@ -100,11 +100,19 @@ def check_own(connection: psycopg.Connection, target: TargetRelation, sub: Subsc
 
 
 def row_security(target: TargetRelation, role: str) -> PermissionMissing:
-    """Make the server's refusal: policies would filter rows, or run code for each of them."""
+    """Make the server's refusal: policies would filter rows, or run code for each of them.
+
+    An owner to whom the policies of the table apply may have chosen that, to be exempt from those of other tables.
+    """
+    table, user = quoting.name(target.schema, target.name), quoting.name(role)
+    exempt = f"Run this on the target:\nALTER TABLE {table} NO FORCE ROW LEVEL SECURITY;"
+    if role != target.owner:
+        what = "Run this on the target, which exempts the role from the policies of all tables:"
+        exempt = f"{what}\nALTER ROLE {user} BYPASSRLS;"
     return PermissionMissing(
         f'user "{role}" cannot replicate into relation with row-level security enabled: "{target.name}"',
         detail=f'A policy of "{target.schema}.{target.name}" applies to the role that makes its changes.',
-        hint=f"Run this on the target:\nALTER ROLE {quoting.name(role)} BYPASSRLS;",
+        hint=exempt,
         sqlstate=FILTERED,
     )
 

@@ -12,7 +12,7 @@ import psycopg
 from pgsub.common import quoting, server_words
 from pgsub.common.errors import PermissionMissing, StateForbids
 from pgsub.common.query import current_role, scalar
-from pgsub.target.ledger.schema.versions import GRANTS, MIGRATIONS
+from pgsub.target.ledger.schema.versions import GRANTS, MIGRATIONS, REVOKES
 from pgsub.target.session import ledger_privileges
 
 VERSION = max(MIGRATIONS)
@@ -98,8 +98,7 @@ def _migrate(connection: psycopg.Connection) -> None:
     for number in range(version + 1, VERSION + 1):
         connection.execute(MIGRATIONS[number].encode())
         connection.execute("INSERT INTO pgsub.ledger_version (version) VALUES (%s)", (number,))
-    if version:
-        connection.execute(GRANTS.encode())
+    connection.execute((GRANTS if version else REVOKES).encode())
 
 
 def _not_upgraded(version: int, error: psycopg.Error) -> PermissionMissing:

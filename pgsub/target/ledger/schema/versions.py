@@ -21,6 +21,26 @@ BEGIN
 END $$;
 """
 
+#: Runs after the installation: default privileges of the owner let no other role use the ledger.
+REVOKES = """
+DO $$
+DECLARE
+    grantee text;
+BEGIN
+    FOR grantee IN
+        SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
+          FROM (SELECT n.nspowner, n.nspacl FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pgsub'
+                 UNION ALL
+                SELECT c.relowner, c.relacl FROM pg_catalog.pg_class c WHERE c.relnamespace = 'pgsub'::regnamespace)
+               AS o (owner, acl), pg_catalog.aclexplode(o.acl) a WHERE a.grantee <> o.owner
+    LOOP
+        EXECUTE 'REVOKE ALL ON SCHEMA pgsub FROM ' || grantee || ' CASCADE';
+        EXECUTE 'REVOKE ALL ON ALL TABLES IN SCHEMA pgsub FROM ' || grantee || ' CASCADE';
+        EXECUTE 'REVOKE ALL ON ALL SEQUENCES IN SCHEMA pgsub FROM ' || grantee || ' CASCADE';
+    END LOOP;
+END $$;
+"""
+
 _V1 = """
 REVOKE ALL ON SCHEMA pgsub FROM PUBLIC;
 COMMENT ON SCHEMA pgsub IS 'ledger of pgsub: replication progress committed together with the data; do not edit';
