@@ -391,6 +391,12 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_a_missing_privilege_names_the_statement_to_paste",
     ),
     "no owner of a table of the target words a GRANT": ("test_code_of_a_table_does_not_word_a_statement_to_paste",),
+    "publications do not change before their changes are applied": (
+        "test_a_table_that_moves_to_another_publication_loses_no_change",
+    ),
+    "a target that is older than the state store is not taken for a newer one": (
+        "test_a_target_that_is_older_than_the_state_store_is_not_taken_for_a_newer_one",
+    ),
     "a way back gets nothing that the other direction applied before it began": (
         "test_a_way_back_whose_slot_goes_back_in_a_crash_brings_nothing_back",
     ),

@@ -264,7 +264,7 @@ def check_slot(slot: SlotState | None, reported_lsn: int, name: str, database: s
             f'replication slot "{name}" was not created in this database',
             detail=f'It belongs to database "{slot.database}", the subscription to "{database}".',
         )
-    _check_gap(slot, reported_lsn)
+    check_gap(slot, reported_lsn)
 
 
 def check_not_standby(slot: SlotState | None, name: str, *, in_recovery: bool) -> None:
@@ -308,8 +308,11 @@ def check_not_two_phase(slot: SlotState | None, name: str, *, pending: bool = Fa
     )
 
 
-def _check_gap(slot: SlotState, reported_lsn: int) -> None:
-    """Check for a gap: START_REPLICATION begins at confirmed_flush_lsn if that is later, and only the log tells."""
+def check_gap(slot: SlotState, reported_lsn: int) -> None:
+    """Check for a gap: START_REPLICATION begins at confirmed_flush_lsn if that is later, and only the log tells.
+
+    :raises ReplicationBroken: the slot does not have everything after the last reported position.
+    """
     # guard: a slot with a gap is not followed, always
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn <= reported_lsn:
         return

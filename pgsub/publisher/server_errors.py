@@ -132,9 +132,9 @@ def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
     """Classify the errors of a publisher that can be reached and has the slot."""
     if state == "42704" and "publication" in text:
         return ReplicationBroken, (
-            "Up to PostgreSQL 17 a publication must be older than the position that the slot decodes. "
-            "Take it out of the subscription, catch up, and add it again:\n"
-            "pgsub alter NAME --drop-publication PUB --no-refresh"
+            "Up to PostgreSQL 17 a publication must be older than the position that the slot decodes. If it was made"
+            " later, or again, make another slot; every table is compared with the publisher's, and only what differs"
+            " is brought:\npgsub reconcile NAME --force"
         )
     if state == "55000" and "wal_level" in text:
         return StateForbids, WAL_LEVEL_HINT

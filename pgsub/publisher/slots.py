@@ -123,6 +123,23 @@ def slot_state(connection: Connection, name: str) -> SlotState | None:
     return None if row is None else _state(row)
 
 
+def has_changes(connection: Connection, name: str, publications: Sequence[str]) -> bool:
+    """Return whether an inactive slot of pgoutput has a change to send, without consuming it; true if it cannot tell.
+
+    :param connection: not a replication connection.
+    """
+    # before 15 every transaction is sent, also an empty one
+    first = 1 if connection.info.server_version >= 150000 else None
+    query = """
+        SELECT EXISTS (SELECT FROM pg_catalog.pg_logical_slot_peek_binary_changes(%s, NULL, %s, 'proto_version', '1',
+            'publication_names', %s) AS c (lsn, xid, data) WHERE pg_catalog.get_byte(data, 0) NOT IN (66, 67))"""
+    listed = ",".join(map(quote_identifier, publications))
+    try:
+        return scalar(connection, query, (name, first, listed)) is not False
+    except psycopg.Error:
+        return True
+
+
 def _state(row: dict[str, Any]) -> SlotState:
     known: dict[str, Any] = {"failover": False, "invalidation_reason": None}
     known |= {field.name: row[field.name] for field in fields(SlotState) if field.name in row}

@@ -70,6 +70,26 @@ def test_a_publication_that_is_made_and_then_added_is_not_said_to_have_been_miss
     assert "did not exist" not in added.stderr + said.stderr
 
 
+def test_a_table_that_moves_to_another_publication_loses_no_change(cli: Cli, tables: tuple[Database, Database]) -> None:
+    pubdb, subdb = tables
+    pubdb.execute("CREATE PUBLICATION q FOR TABLE a")
+    assert cli.create("s", "--publication", "q").returncode == 0
+    run, moved = ("run", "s", "--until-caught-up", "--timeout", "2m"), ("alter", "s", "--drop-publication", "p")
+    pubdb.execute("INSERT INTO b VALUES (7, 7)")
+    pubdb.execute("ALTER PUBLICATION q ADD TABLE b")
+    one_error(cli(*moved), 3, "changes have still to be applied that the present publications send", " ".join(run[:3]))
+    assert cli(*run).returncode == 0
+    subdb.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'f' WHERE relname = 'b'")
+    one_error(cli(*moved), 3, "changes have still to be applied")  # by the slot of the table
+    subdb.execute("UPDATE pgsub.subscription_rel SET srsubstate = 'r' WHERE relname = 'b'")
+    pubdb.execute("SELECT pg_logical_emit_message(true, '', 'of no table'), pg_switch_wal()")
+    altered = cli(*moved)
+    assert altered.returncode == 0, altered.stderr
+    pubdb.execute("INSERT INTO b VALUES (8, 8)")
+    assert cli(*run).returncode == 0
+    assert subdb.rows("SELECT id FROM b ORDER BY id") == [(7,), (8,)]
+
+
 @pytest.mark.long
 def test_changes_that_a_dropped_publication_leaves_out_are_told_and_brought_again(
     served: tuple[Cli, str], tables: tuple[Database, Database]

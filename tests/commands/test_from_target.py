@@ -241,6 +241,8 @@ def test_a_subscription_that_is_switched_over_comes_into_no_other_state_store(ma
         elsewhere(*words), 3, "takes part in a switchover that is under way", "pgsub switchover moved --status"
     )
     assert elsewhere.sql("SELECT count(*) FROM pg_subscription") == [(0,)] and mover.rows(1, _MOVES) == [(0,)]
+    back = ("run", "moved_back", "--from-target", "--connection", cli.target, "--target", cli.connection)
+    one_error(elsewhere(*back), 3, "takes part in a switchover", "pgsub run moved --from-target")
     # the state folder where it was begun is lost
     reopening, slot, forget = (line for line in said.splitlines() if line.startswith(("BEGIN", "SELECT")))
     for side, line in ((0, reopening), (1, slot), (1, forget)):
@@ -383,6 +385,22 @@ def test_a_slot_or_publication_that_is_gone_is_said_and_the_subscription_can_be_
     assert 'WARNING:  publication "p" does not exist on the publisher' in ended.stderr
     assert cli("drop", "s", "--yes").returncode == 0
     nothing_created(cli, pubdb, subdb)
+
+
+def test_a_slot_past_the_position_of_a_restored_target_is_said_and_the_subscription_can_be_reconciled(cli, tables):
+    assert cli.create("s").returncode == 0
+    tables[0].execute("INSERT INTO a VALUES (101, 'x')")
+    assert cli("run", "s", "--until-caught-up", "--timeout", "2m").returncode == 0
+    restored = "DELETE FROM a WHERE id = 101; UPDATE pgsub.progress SET remote_lsn = '0/1', reported_lsn = '0/1'"
+    tables[1].execute(restored)
+    lose(cli)
+    said = cli(*again(cli, "--until-caught-up", "--timeout", "2m"))
+    assert said.returncode == 7 and "is past the subscription's position" in said.stderr, said.stderr
+    assert "pgsub reconcile s\n" in said.stderr
+    made = cli("reconcile", "s", "--yes")
+    assert made.returncode == 0, made.stderr
+    assert cli("run", "s", "--until-caught-up", "--timeout", "2m").returncode == 0
+    assert tables[1].value("SELECT count(*) FROM a") == 101
 
 
 def test_without_a_launcher_a_command_brings_its_change_to_the_ledger_or_says_that_it_could_not(cli, tables, proxy):

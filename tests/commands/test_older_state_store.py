@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 from fix_program import Cli, one_error, until
 from fix_servers import Database
@@ -136,3 +137,14 @@ def test_a_state_store_that_is_older_than_its_subscription_drops_no_slot_of_the_
     assert "pgsub run s --from-target" in cli("status", "s", "--runbook").stdout
     _goes_on(cli, tables)
     assert tables[1].value("SELECT count(*) FROM a") == 100
+
+
+def test_a_target_that_is_older_than_the_state_store_is_not_taken_for_a_newer_one(cli: Cli, tables: Tables) -> None:
+    """It was restored to before the subscription was dropped and created again, with the same slot name."""
+    assert cli.create("s").returncode == 0
+    with psycopg.connect(tables[1].conninfo, autocommit=True) as session:
+        session.execute("SET session_replication_role = replica")
+        session.execute("UPDATE pgsub.subscription SET subid = subid + 1, created_at = created_at - interval '1 day'")
+    for words in (("run", "s", "--until-caught-up", "--timeout", "2m"), ("refresh", "s"), ("verify", "s")):
+        said = one_error(cli(*words), 3, "the target's ledger does not know this subscription")
+        assert "--from-target" not in said

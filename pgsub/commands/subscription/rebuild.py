@@ -26,7 +26,15 @@ from pgsub.commands.subscription.definition import Definition
 from pgsub.commands.subscription.registration import store_id
 from pgsub.common import failpoints, quoting
 from pgsub.common.connections import conninfo as ci
-from pgsub.common.errors import PermissionMissing, PgsubError, PublisherUnavailable, SlotLost, StateForbids, UsageError
+from pgsub.common.errors import (
+    PermissionMissing,
+    PgsubError,
+    PublisherUnavailable,
+    ReplicationBroken,
+    SlotLost,
+    StateForbids,
+    UsageError,
+)
 from pgsub.common.plural import counted
 from pgsub.common.quoting import named, word
 from pgsub.common.subscription import Subscription
@@ -210,6 +218,12 @@ def _being_moved(sub: Subscription, entry: Entry) -> StateForbids:
             f"BEGIN READ WRITE; UPDATE pgsub.switchover SET phase = '{journal.DONE}' WHERE id = {id};"
             f" DELETE FROM pgsub.subscription WHERE subid = {sub.subid}; COMMIT;"
         )
+    else:
+        hint += (
+            "\nIf that folder is lost, the same command says what to run on both servers, for the subscription that the"
+            f" switchover was to end:\npgsub run {word(entry.subname)} --from-target --connection CONNINFO"
+            " --target CONNINFO"
+        )
     return StateForbids(
         f'subscription "{sub.name}" takes part in a switchover that is under way',
         detail="A state store that is made now would not know the subscription that leads back.",
@@ -239,8 +253,10 @@ def _with_passfiles(sub: Subscription, store: StateStore) -> Definition:
 def _check_publisher(session: psycopg.Connection, sub: Subscription) -> list[findings.Caution]:
     """Check that the publisher is the one in the ledger. A lost slot is only a warning, so it can be dropped.
 
+    So is a slot that is ahead of what was applied: workers refuse it, and ``reconcile`` needs the definition.
+
     :raises WrongSystem: the publisher is another one.
-    :raises ReplicationBroken: the slot is another one, or is ahead of what was applied.
+    :raises ReplicationBroken: the slot is another one.
     """
     if subscriptions.identity(session, sub.subid).system_identifier is None:
         return []  # created without a connection, so the first worker will record the publisher
@@ -258,12 +274,18 @@ def _check_slot(
     slot = slots.slot_state(source, name)
     reported = origin_advance.position(session, sub.subid).reported_lsn
     try:
-        standby = slots.in_recovery(source)
-        identity.check_slot(slot, reported, name, source.info.dbname, in_recovery=standby)
+        standby, past = slots.in_recovery(source), (slot and slot.confirmed_flush_lsn) or 0
+        identity.check_slot(slot, max(reported, past), name, source.info.dbname, in_recovery=standby)
     except (SlotLost, PublisherUnavailable) as error:
         if isinstance(error, PublisherUnavailable) and not error.standby:
             raise
         yield findings.Caution(error.message, error.detail, named(error.hint, sub.name))
+        return
+    if slot is not None:
+        try:
+            identity.check_gap(slot, reported)
+        except ReplicationBroken as error:
+            yield findings.Caution(error.message, error.detail, named(error.hint, sub.name))
 
 
 def _record(session: psycopg.Connection, store: StateStore, sub: Subscription) -> None:

@@ -235,7 +235,10 @@ class _Run:
             server_gone.check_gone(self._options, self._sub, back, known, self._reporter)
         elif back is None:
             raise no_way_back(
-                entry, f"If none is wanted, and the publisher is gone:\n{self._options.command} --gone {PUBLISHER}"
+                entry,
+                "If this state folder is older than the switchover, make it again from the ledger:\n"
+                f"pgsub run {word(entry.back_name)} --from-target --connection CONNINFO --target CONNINFO\n"
+                f"If none is wanted, and the publisher is gone:\n{self._options.command} --gone {PUBLISHER}",
             )
         self._turn(back, timing).run(entry)
         if back is not None and not lost:

@@ -47,7 +47,9 @@ SELECT s.state_store, coalesce(d.moves, 0), coalesce((d.options ->> 'generation'
        coalesce((d.options ->> 'recorded')::int, 0)
   FROM pgsub.subscription AS s LEFT JOIN pgsub.definition AS d USING (subid) WHERE s.subid = %s
 """
-_OF_SLOT = "SELECT subid, subname FROM pgsub.subscription WHERE slot_name = %s ORDER BY subid LIMIT 1"
+_OF_SLOT = """
+SELECT subid, subname, created_at < %s::timestamptz FROM pgsub.subscription WHERE slot_name = %s ORDER BY subid LIMIT 1
+"""
 _MOVE = """
 INSERT INTO pgsub.definition AS d (subid, moves) VALUES (%s, 1) ON CONFLICT (subid) DO UPDATE SET moves = d.moves + 1
  RETURNING moves
@@ -211,11 +213,15 @@ def _switched_over(connection: psycopg.Connection, sub: Subscription) -> StateFo
 
 
 def _created_again(connection: psycopg.Connection, sub: Subscription) -> StateForbids | None:
-    """Return the error if another subscription of the ledger has the slot of one that the ledger does not know."""
-    found = None if sub.slot_name is None else row(connection, _OF_SLOT, (sub.slot_name,))
-    if found is None:
+    """Return the error if another subscription of the ledger has the slot of one that the ledger does not know.
+
+    If the other one was there before the definition was written here, the ledger is older: the target was restored.
+    """
+    found = None if sub.slot_name is None else row(connection, _OF_SLOT, (sub.options_changed_at, sub.slot_name))
+    # guard: a target that is older than the state store is not taken for a newer one, without " or found[2]"
+    if found is None or found[2]:
         return None
-    subid, name = found
+    subid, name, _ = found
     # guard: a state store that is older than its subscription does nothing to it
     return StateForbids(
         f'the state store is older than the ledger, where slot "{sub.slot_name}" belongs to another subscription',

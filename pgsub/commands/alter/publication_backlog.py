@@ -1,0 +1,95 @@
+"""Changes that the publisher has still to send when the publications of a subscription change.
+
+They are decoded with the publications of the next START_REPLICATION, each as it was when the change was made. A table
+that was moved to another publication meanwhile is not in that one then, so its changes would not be sent. The server's
+own subscriber loses them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pgsub.commands.alter.options import AlterOptions
+from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve.synchronize import Service
+from pgsub.commands.status.wait import WaitOptions, wait
+from pgsub.common.errors import StateForbids, TimeoutExpired
+from pgsub.common.quoting import word
+from pgsub.common.subscription import Subscription
+from pgsub.protocol.lsn import format_lsn
+from pgsub.publisher import connect as publisher
+from pgsub.publisher import slots
+from pgsub.target.ledger.subscriptions import RelationState
+
+#: Seconds within which apply must pass the present position.
+CONFIRM_SECONDS = 30.0
+#: From this version on, the publisher continues without a publication that does not exist yet.
+_CONTINUES_SINCE = 180000
+
+
+class Backlog(NamedTuple):
+    """Changes that apply must pass before the publications change.
+
+    :ivar position: the publisher's present position.
+    :ivar idle: the slot is known to have nothing before it that is published.
+    :ivar lossy: changes in between may be lost. Otherwise the publisher may only refuse a new publication.
+    :ivar tables: tables that stay and still catch up by slots of their own.
+    """
+
+    position: int
+    idle: bool
+    lossy: bool
+    tables: frozenset[int] = frozenset()
+
+
+def find(
+    source: publisher.Connection, before: Subscription, after: Subscription, staying: Sequence[RelationState]
+) -> Backlog | None:
+    """Return the backlog that matters, None if there is none.
+
+    :param staying: the tables that stay subscribed.
+    """
+    removed = set(before.publications) - set(after.publications)
+    added = set(after.publications) - set(before.publications)
+    lossy = bool(removed and staying)
+    if before.slot_name is None or not (lossy or (added and source.info.server_version < _CONTINUES_SINCE)):
+        return None
+    state = slots.slot_state(source, before.slot_name)
+    behind = frozenset(one.srrelid for one in staying if one.srsubstate in ("d", "f")) if lossy else frozenset()
+    if state is None or ((state.confirmed_flush_lsn or 0) >= state.current_lsn and not behind):
+        return None
+    idle = lossy and not (state.active or behind or slots.has_changes(source, state.name, before.publications))
+    return Backlog(state.current_lsn, idle, lossy, behind)
+
+
+def apply_first(
+    backlog: Backlog, service: Service, sub: Subscription, options: AlterOptions, reporter: Reporter
+) -> None:
+    """Wait until a launcher has passed the position. Its workers confirm their positions when they end.
+
+    :raises StateForbids: it has not, and changes would be lost.
+    """
+    with contextlib.suppress(TimeoutExpired):
+        if not service.alone and not backlog.idle:
+            wait(WaitOptions(sub.name, options.state_dir, "lsn", backlog.position, CONFIRM_SECONDS))
+            wait(WaitOptions(sub.name, options.state_dir, "synced", timeout=CONFIRM_SECONDS, tables=backlog.tables))
+            return
+    run = f"pgsub run {word(sub.name)} --until-caught-up"
+    # guard: publications do not change before their changes are applied
+    if backlog.lossy and not backlog.idle:
+        raise StateForbids(
+            "changes have still to be applied that the present publications send",
+            detail=f"Apply is not known to be past {format_lsn(backlog.position)}. The new publications may not have"
+            " had their tables when the changes were made, and would then not send them.",
+            hint=f"Let apply catch up first:\n{run}",
+        )
+    if not backlog.lossy:
+        reporter.warning(
+            "the publisher may refuse a publication that is newer than changes still to be applied",
+            f"Apply is not known to be past {format_lsn(backlog.position)}, and before version 18 such a publication"
+            " does not exist for the publisher at older changes.",
+            f"If workers end with that error, make another slot; every table is then compared:\npgsub reconcile"
+            f" {word(sub.name)} --force",
+        )
