@@ -77,8 +77,7 @@ def rehearse(options: SwitchoverOptions, *, reporter: Reporter) -> Outcome:
 def _begun(options: SwitchoverOptions) -> StateForbids:
     return StateForbids(
         "a switchover of the subscription is under way, so it cannot be rehearsed",
-        hint=f"See where it stands, then let it continue or undo it:\n{options.command} --status\n{options.command}\n"
-        f"{options.command} --abort",
+        hint=f"See where it stands, and what can be done:\n{options.command} --status",
     )
 
 

@@ -120,7 +120,7 @@ def _untrusted(connection: psycopg.Connection[Any]) -> StateForbids:
         f'schema "pgsub" of database "{info.dbname}" on host "{info.host}", port {info.port} cannot be trusted',
         detail="It belongs to a role that is neither the session's user, nor a superuser, nor the database's owner, or"
         f' something is attached to it that pgsub did not make. It could run code with the rights of "{info.user}".',
-        hint="Find out who made it. Remove it unless it is the ledger of your subscriptions:\n"
+        hint="Remove it unless it is the ledger of your subscriptions. See who made it, and what is in it:\n"
         f"psql -d {word(info.dbname)} -c '\\dn+ pgsub' -c '\\d+ pgsub.*'",
         sqlstate="42501",
     )
