@@ -301,6 +301,7 @@ CREATE TABLE pgsub_journal (
     actor TEXT NOT NULL,
     detail TEXT NOT NULL
 );
+CREATE INDEX pgsub_journal_first ON pgsub_journal (subid, at);
 """
 
 #: Schema version, and the SQL that upgrades the previous version. ``user_version`` of the file contains the version.

@@ -65,8 +65,8 @@ _NOT_COPIED = {
 }
 #: Changes of these fields restart no worker, as in maybe_reread_subscription().
 _NOT_OPTIONS = {"enabled", "skip_lsn", "skips", "two_phase", "unrefreshed", "table_set"}
-_READ = (*(column for column, _ in _COLUMNS.values()), "pgsub_options_changed_at")
-_SELECT = f"SELECT {', '.join(_READ)} FROM pg_subscription"
+_KNOWN_SINCE = "(SELECT min(at) FROM pgsub_journal j WHERE j.subid = pg_subscription.oid)"
+_SELECT = f"SELECT {', '.join(column for column, _ in _COLUMNS.values())}, {_KNOWN_SINCE} FROM pg_subscription"
 _KEYWORD = re.compile(r"(\w+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s'\\]|\\.)*)", re.DOTALL)
 _URI_SECRET = re.compile(r"postgres(?:ql)?://(?:[^/?@]*:[^/?@]+@|.*[?&](?:" + "|".join(sorted(SECRETS)) + ")=)")
 
@@ -217,10 +217,10 @@ def restored(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decode(values: tuple[Any, ...]) -> Subscription:
-    *columns, changed_at = values
+    *columns, known_since = values
     pairs = zip(_COLUMNS.items(), columns, strict=True)
     fields = {field: decoded(kind, "pg_subscription", column, value) for (field, (column, kind)), value in pairs}
-    return Subscription(**fields, options_changed_at=changed_at)
+    return Subscription(**fields, known_since=known_since)
 
 
 def _encode(fields: dict[str, Any]) -> dict[str, Any]:

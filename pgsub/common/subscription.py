@@ -68,7 +68,7 @@ class Subscription:
     recorded: int = 0  #: number of the newest copy of the definition that the ledger was given, see there
     table_set: int = 0  #: number of the newest set of tables that the ledger is known to have had, see there
     way_back_of: int | None = None  #: the subscription whose switchover created it, to lead back
-    options_changed_at: str | None = field(default=None, compare=False)  #: as the state store has it, None if not read
+    known_since: str | None = field(default=None, compare=False)  #: time of the state store's first record of it
 
     @property
     def switchover(self) -> str:

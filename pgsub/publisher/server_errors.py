@@ -134,7 +134,8 @@ def _of_settings(state: str, text: str) -> tuple[type[PgsubError], str | None]:
         return ReplicationBroken, (
             "Up to PostgreSQL 17 a publication must be older than the position that the slot decodes. If it was made"
             " later, or again, make another slot; every table is compared with the publisher's, and only what differs"
-            " is brought:\npgsub reconcile NAME --force"
+            " is brought. If it is gone for good, first take it out of the subscription (pgsub alter"
+            " --drop-publication):\npgsub reconcile NAME --force"
         )
     if state == "55000" and "wal_level" in text:
         return StateForbids, WAL_LEVEL_HINT

@@ -82,7 +82,7 @@ def test_options_come_back_from_json_and_an_invalid_one_is_refused() -> None:
 
 def test_every_field_but_the_id_can_be_altered(store: StateStore) -> None:
     changes = asdict(OTHER)
-    del changes["subid"], changes["options_changed_at"]
+    del changes["subid"], changes["known_since"]
     store.alter(5, **changes)
     assert store.subscription_by_id(5) == replace(OTHER, subid=5)
 

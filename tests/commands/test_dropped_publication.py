@@ -70,6 +70,24 @@ def test_a_publication_that_is_made_and_then_added_is_not_said_to_have_been_miss
     assert "did not exist" not in added.stderr + said.stderr
 
 
+def test_a_publication_that_is_gone_for_good_can_be_left_where_the_publisher_sends_nothing_without_it(
+    cli: Cli, tables: tuple[Database, Database]
+) -> None:
+    pubdb, subdb = tables
+    if pubdb.connection.info.server_version >= 180000:
+        pytest.skip("the publisher goes on without it")
+    pubdb.execute("CREATE PUBLICATION q FOR TABLE a")
+    assert cli.create("s", "--publication", "q").returncode == 0
+    pubdb.execute("DROP PUBLICATION q")
+    pubdb.execute("INSERT INTO b VALUES (7, 7)")
+    run = ("run", "s", "--until-caught-up", "--timeout", "2m")
+    one_error(cli(*run), 7, 'publication "q" does not exist')
+    left = cli("alter", "s", "--drop-publication", "q")
+    assert left.returncode == 0 and "pgsub verify s --repair" in left.stderr, left.stderr
+    assert cli(*run).returncode == 0
+    assert subdb.rows("SELECT id FROM b") == [(7,)]
+
+
 def test_a_table_that_moves_to_another_publication_loses_no_change(cli: Cli, tables: tuple[Database, Database]) -> None:
     pubdb, subdb = tables
     pubdb.execute("CREATE PUBLICATION q FOR TABLE a")

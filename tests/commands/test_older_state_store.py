@@ -130,6 +130,9 @@ def test_a_state_store_that_is_older_than_its_subscription_drops_no_slot_of_the_
     tables[1].execute("TRUNCATE a, b")
     assert cli.create("s").returncode == 0
     put_back()
+    launcher = cli.launcher()
+    cli("disable-on-error", "s", "on")  # which makes it no newer
+    assert cli.stop(launcher) == 0
     number = tables[1].value("SELECT subid FROM pgsub.subscription")
     for words in (("run", "s", "--until-caught-up", "--timeout", "2m"), ("refresh", "s"), ("verify", "s")):
         said = one_error(cli(*words), 3, f'{_OLDER}, where slot "s" belongs to another subscription')
@@ -148,3 +151,6 @@ def test_a_target_that_is_older_than_the_state_store_is_not_taken_for_a_newer_on
     for words in (("run", "s", "--until-caught-up", "--timeout", "2m"), ("refresh", "s"), ("verify", "s")):
         said = one_error(cli(*words), 3, "the target's ledger does not know this subscription")
         assert "--from-target" not in said
+    dropped = cli("drop", "s", "--yes")  # nor is it known to be the newer one
+    assert dropped.returncode == 0 and "as that of another subscription" in dropped.stderr, dropped.stderr
+    assert tables[0].rows(_SLOTS) == [("s",)]

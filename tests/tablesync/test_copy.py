@@ -373,7 +373,9 @@ def test_a_role_that_may_only_insert_copies_a_large_table_as_the_servers_subscri
     assert _mode(p) == "atomic"
 
 
-def test_a_right_that_a_trigger_of_a_copy_lacks_is_named_with_the_whole_grant(pair: MakePair) -> None:
+def test_a_right_that_a_trigger_of_a_copy_lacks_is_not_told_as_a_grant_to_run(
+    pair: MakePair,
+) -> None:
     p = pair(TABLE, pub=ROWS, state="i")
     role = f'"writer {p.subid}"'
     p.subdb.execute(
@@ -389,7 +391,8 @@ def test_a_right_that_a_trigger_of_a_copy_lacks_is_named_with_the_whole_grant(pa
         p.set(target=p.subdb.server.conninfo(p.subdb.name, f"writer {p.subid}"))
         with pytest.raises(PermissionMissing) as caught:
             p.sync("t")
-        p.subdb.execute(str(caught.value.hint).splitlines()[-1])
+        assert "seen" in caught.value.message and ";" not in str(caught.value.hint)
+        p.subdb.execute(f"GRANT INSERT ON seen TO {role}")
         p.sync("t")
     finally:
         p.set(target=p.subdb.conninfo)

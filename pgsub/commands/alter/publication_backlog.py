@@ -21,6 +21,7 @@ from pgsub.common.subscription import Subscription
 from pgsub.protocol.lsn import format_lsn
 from pgsub.publisher import connect as publisher
 from pgsub.publisher import slots
+from pgsub.publisher.publication import missing_publications
 from pgsub.target.ledger.subscriptions import RelationState
 
 #: Seconds within which apply must pass the present position.
@@ -36,12 +37,14 @@ class Backlog(NamedTuple):
     :ivar idle: the slot is known to have nothing before it that is published.
     :ivar lossy: changes in between may be lost. Otherwise the publisher may only refuse a new publication.
     :ivar tables: tables that stay and still catch up by slots of their own.
+    :ivar missing: the publisher sends nothing, because a publication is missing there.
     """
 
     position: int
     idle: bool
     lossy: bool
     tables: frozenset[int] = frozenset()
+    missing: bool = False
 
 
 def find(
@@ -60,6 +63,8 @@ def find(
     behind = frozenset(one.srrelid for one in staying if one.srsubstate in ("d", "f")) if lossy else frozenset()
     if state is None or ((state.confirmed_flush_lsn or 0) >= state.current_lsn and not behind):
         return None
+    if source.info.server_version < _CONTINUES_SINCE and missing_publications(source, before.publications):
+        return Backlog(state.current_lsn, idle=False, lossy=lossy, missing=True)
     idle = lossy and not (state.active or behind or slots.has_changes(source, state.name, before.publications))
     return Backlog(state.current_lsn, idle, lossy, behind)
 
@@ -71,6 +76,14 @@ def apply_first(
 
     :raises StateForbids: it has not, and changes would be lost.
     """
+    if backlog.missing:
+        if backlog.lossy:
+            reporter.warning(
+                "the publisher sends nothing since one of the publications is missing there",
+                "Changes of tables that were moved to another publication since then may not be sent.",
+                f"Compare the tables afterwards:\npgsub verify {word(sub.name)} --repair",
+            )
+        return
     with contextlib.suppress(TimeoutExpired):
         if not service.alone and not backlog.idle:
             wait(WaitOptions(sub.name, options.state_dir, "lsn", backlog.position, CONFIRM_SECONDS))

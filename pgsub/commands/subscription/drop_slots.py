@@ -101,6 +101,11 @@ def _drop_main(
     # guard: a slot of another kind or database is not dropped
     if state is not None and slot_owner.is_foreign(state, connection.info.dbname):
         raise slot_owner.foreign(state, hint)
+    # guard: a slot that the ledger has as that of another subscription is not dropped
+    if session is not None and subscriptions.has_slot_of_another(session, sub.subid, name):
+        detail = "The ledger on the target has it as that of another subscription."
+        reporter.warning(f'replication slot "{name}" on the publisher is left as it is', detail)
+        return
     begun, dropped = (True, False) if session is None else subscriptions.begin_slot_drop(session, sub.subid, name)
     # guard: a slot that was made after the subscription's was dropped stays
     if dropped and state is not None:

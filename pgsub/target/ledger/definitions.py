@@ -215,9 +215,9 @@ def _switched_over(connection: psycopg.Connection, sub: Subscription) -> StateFo
 def _created_again(connection: psycopg.Connection, sub: Subscription) -> StateForbids | None:
     """Return the error if another subscription of the ledger has the slot of one that the ledger does not know.
 
-    If the other one was there before the definition was written here, the ledger is older: the target was restored.
+    If the other one was there before this one was known here, the ledger is older: the target was restored.
     """
-    found = None if sub.slot_name is None else row(connection, _OF_SLOT, (sub.options_changed_at, sub.slot_name))
+    found = None if sub.slot_name is None else row(connection, _OF_SLOT, (sub.known_since, sub.slot_name))
     # guard: a target that is older than the state store is not taken for a newer one, without " or found[2]"
     if found is None or found[2]:
         return None

@@ -227,6 +227,12 @@ def grown_since(connection: psycopg.Connection, subid: int, position: int) -> bo
     return scalar(connection, query, (format_lsn(position), subid)) is True
 
 
+def has_slot_of_another(connection: psycopg.Connection, subid: int, slot_name: str) -> bool:
+    """Return whether another subscription of the ledger has a slot of this name."""
+    query = "SELECT true FROM pgsub.subscription WHERE slot_name = %s AND subid <> %s LIMIT 1"
+    return scalar(connection, query, (slot_name, subid)) is True
+
+
 def forget(connection: psycopg.Connection, subid: int) -> None:
     """Remove everything about a subscription from the ledger."""
     with durable(connection):
