@@ -107,7 +107,9 @@ def classify(
         ours = CHANGE_VALUE_HINT if table is not None else PASS_VALUE_HINT
     if doing == RECEIVE and (cls is ApplyError or cls is ReplicationBroken) and ours is None:
         ours = PASS_CHANGE_HINT
-    error = cls(message, detail=said.detail, hint=server_hint(said.hint) or ours, sqlstate=state)
+    words = server_hint(said.hint)
+    theirs = None if words is None else f"The publisher's hint: {words}"
+    error = cls(message, detail=said.detail, hint=ours or theirs, sqlstate=state)
     if isinstance(error, ApplyError) and table is not None:
         error.relation = ".".join(table)
     return error

@@ -317,7 +317,7 @@ def test_code_of_a_table_that_may_not_do_something_is_not_taken_for_a_missing_me
 
 def test_code_of_a_table_does_not_word_a_statement_to_paste(pair: MakePair) -> None:
     p = pair(TABLES)
-    says = "RAISE EXCEPTION 'permission denied for table salary' USING ERRCODE = '42501'"
+    says = "RAISE EXCEPTION 'permission denied for table salary' USING ERRCODE = '42501', HINT = 'GRANT ALL TO me;'"
     p.subdb.execute(
         f"CREATE FUNCTION says() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {says}; END $$;"
         "CREATE TRIGGER says BEFORE INSERT ON a FOR EACH ROW EXECUTE FUNCTION says();"

@@ -63,6 +63,9 @@ def test_a_publication_that_is_made_and_then_added_is_not_said_to_have_been_miss
     for database in tables:
         database.execute("CREATE TABLE c (id int PRIMARY KEY)")
     pubdb.execute("CREATE PUBLICATION other FOR TABLE c; INSERT INTO c VALUES (1)")
+    if pubdb.connection.info.server_version < 180000:  # which would end with an error at the change
+        one_error(cli("alter", "s", "--add-publication", "other"), 3, "changes have still to be applied")
+        assert cli("run", "s", "--until-caught-up", "--timeout", "2m").returncode == 0
     added = cli("alter", "s", "--add-publication", "other")
     said = cli("run", "s", "--until-caught-up", "--timeout", "2m")
     assert (added.returncode, said.returncode) == (0, 0), added.stderr + said.stderr

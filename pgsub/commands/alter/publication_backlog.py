@@ -2,7 +2,8 @@
 
 They are decoded with the publications of the next START_REPLICATION, each as it was when the change was made. A table
 that was moved to another publication meanwhile is not in that one then, so its changes would not be sent. The server's
-own subscriber loses them.
+own subscriber loses them. Before 18, the publisher ends with an error at a change from before a publication was
+created, and never gets past it.
 """
 
 from __future__ import annotations
@@ -34,15 +35,13 @@ class Backlog(NamedTuple):
     """Changes that apply must pass before the publications change.
 
     :ivar position: the publisher's present position.
-    :ivar idle: the slot is known to have nothing before it that is published.
-    :ivar lossy: changes in between may be lost. Otherwise the publisher may only refuse a new publication.
+    :ivar idle: there is nothing before it that is published.
     :ivar tables: tables that stay and still catch up by slots of their own.
     :ivar missing: the publisher sends nothing, because a publication is missing there.
     """
 
     position: int
     idle: bool
-    lossy: bool
     tables: frozenset[int] = frozenset()
     missing: bool = False
 
@@ -56,17 +55,17 @@ def find(
     """
     removed = set(before.publications) - set(after.publications)
     added = set(after.publications) - set(before.publications)
-    lossy = bool(removed and staying)
-    if before.slot_name is None or not (lossy or (added and source.info.server_version < _CONTINUES_SINCE)):
+    refuses = source.info.server_version < _CONTINUES_SINCE
+    if before.slot_name is None or not ((removed and staying) or (added and refuses)):
         return None
     state = slots.slot_state(source, before.slot_name)
-    behind = frozenset(one.srrelid for one in staying if one.srsubstate in ("d", "f")) if lossy else frozenset()
+    behind = frozenset(one.srrelid for one in staying if removed and one.srsubstate in ("d", "f"))
     if state is None or ((state.confirmed_flush_lsn or 0) >= state.current_lsn and not behind):
         return None
-    if source.info.server_version < _CONTINUES_SINCE and missing_publications(source, before.publications):
-        return Backlog(state.current_lsn, idle=False, lossy=lossy, missing=True)
-    idle = lossy and not (state.active or behind or slots.has_changes(source, state.name, before.publications))
-    return Backlog(state.current_lsn, idle, lossy, behind)
+    if refuses and missing_publications(source, before.publications):
+        return Backlog(state.current_lsn, idle=False, missing=True)
+    idle = not (state.active or behind or slots.has_changes(source, state.name, before.publications))
+    return Backlog(state.current_lsn, idle, behind)
 
 
 def apply_first(
@@ -77,32 +76,22 @@ def apply_first(
     :raises StateForbids: it has not, and changes would be lost.
     """
     if backlog.missing:
-        if backlog.lossy:
-            reporter.warning(
-                "the publisher sends nothing since one of the publications is missing there",
-                "Changes of tables that were moved to another publication since then may not be sent.",
-                f"Compare the tables afterwards:\npgsub verify {word(sub.name)} --repair",
-            )
+        reporter.warning(
+            "the publisher sends nothing since one of the publications is missing there",
+            "Changes of tables that were moved to another publication since then may not be sent.",
+            f"Compare the tables afterwards:\npgsub verify {word(sub.name)} --repair",
+        )
         return
     with contextlib.suppress(TimeoutExpired):
         if not service.alone and not backlog.idle:
             wait(WaitOptions(sub.name, options.state_dir, "lsn", backlog.position, CONFIRM_SECONDS))
             wait(WaitOptions(sub.name, options.state_dir, "synced", timeout=CONFIRM_SECONDS, tables=backlog.tables))
             return
-    run = f"pgsub run {word(sub.name)} --until-caught-up"
     # guard: publications do not change before their changes are applied
-    if backlog.lossy and not backlog.idle:
+    if not backlog.idle:
         raise StateForbids(
             "changes have still to be applied that the present publications send",
             detail=f"Apply is not known to be past {format_lsn(backlog.position)}. The new publications may not have"
-            " had their tables when the changes were made, and would then not send them.",
-            hint=f"Let apply catch up first:\n{run}",
-        )
-    if not backlog.lossy:
-        reporter.warning(
-            "the publisher may refuse a publication that is newer than changes still to be applied",
-            f"Apply is not known to be past {format_lsn(backlog.position)}, and before version 18 such a publication"
-            " does not exist for the publisher at older changes.",
-            f"If workers end with that error, make another slot; every table is then compared:\npgsub reconcile"
-            f" {word(sub.name)} --force",
+            " been there, or not have had their tables, when the changes were made.",
+            hint=f"Let apply catch up first:\npgsub run {word(sub.name)} --until-caught-up",
         )

@@ -203,7 +203,8 @@ def translate(error: psycopg.Error, doing: str, *, user: str | None = None) -> P
     :param user: the session's user, if known, for a complete GRANT in the hint.
     :return: TargetUnavailable if a retry may help, otherwise another error with the server's own words.
     """
-    message, detail, hint, context = server_words.said(error)
+    message, detail, said, context = server_words.said(error)
+    hint = None if said is None else f"The target's hint: {said}"
     text, state = f"could not {doing}: {message}", error.sqlstate
     if state is None and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return InternalError(text)  # psycopg itself rejected the statement; no server reported an error
@@ -211,8 +212,8 @@ def translate(error: psycopg.Error, doing: str, *, user: str | None = None) -> P
         return TargetUnavailable(text, detail=detail, hint=hint, sqlstate=state)
     if state == "42501":
         # guard: no owner of a table of the target words a GRANT, without " if context is None else SAID_BY_CODE"
-        missing = _grant_hint(message, user) if context is None else SAID_BY_CODE
-        return PermissionMissing(text, detail=detail, hint=hint or missing, sqlstate=state)
+        missing = (hint or _grant_hint(message, user)) if context is None else SAID_BY_CODE
+        return PermissionMissing(text, detail=detail, hint=missing, sqlstate=state)
     if state in ("42P01", "42703", "3F000", "42809"):
         return SchemaFault(text, detail=detail, hint=hint, sqlstate=state)
     return ApplyError(text, detail=detail, hint=hint, context=context, sqlstate=state)
@@ -224,6 +225,8 @@ def _grant_hint(message: str, user: str | None) -> str:
         return "Grant the role of --target the missing right."
     privileges = "USAGE" if denied[1] == "schema" else "SELECT, INSERT, UPDATE, DELETE, TRUNCATE"
     right = f"{privileges} ON {denied[1].upper()} {quoting.name(denied[2])}"
+    # a rule or a partition of the owner of a table may name any object
+    known = "If this is a table of the subscription or of the ledger, or the schema of one"
     if user is None:
-        return f"Grant the role of --target {right}."
-    return f"Run this on the target:\nGRANT {right} TO {quoting.name(user)};"
+        return f"{known}, grant the role of --target {right}."
+    return f"{known}, run this on the target; otherwise grant nothing:\nGRANT {right} TO {quoting.name(user)};"
