@@ -35,6 +35,9 @@ _DENIED = re.compile(r"permission denied for (table|schema|sequence|function|vie
 #: A quoted name in a message, in the languages of the server.
 _QUOTED = re.compile(r"\"[^\"]*\"|«[^»]*»|»[^«]*«|„[^“]*“|“[^”]*”")
 
+#: Attribute of an exception that carries the fields of a report.
+_REPORT = "pgsub_report"
+
 
 @dataclass(frozen=True, slots=True)
 class ServerError:
@@ -47,9 +50,17 @@ class ServerError:
     file: str | None = None  #: source file of the server that reported the error
     context: str | None = None  #: code of a function that reported it
 
+    def carried_by(self, error: psycopg.Error) -> psycopg.Error:
+        """Let an exception carry the fields, which psycopg has not seen. Return it."""
+        setattr(error, _REPORT, self)
+        return error
+
     @classmethod
     def from_exception(cls, error: psycopg.Error) -> ServerError:
         """Take the fields of a psycopg error. An error of libpq itself has only a text."""
+        carried = getattr(error, _REPORT, None)
+        if isinstance(carried, ServerError):
+            return carried
         words = server_words.fields(error.diag)
         if words.message:
             return cls(error.sqlstate, words.message, words.detail, words.hint, error.diag.source_file, words.context)

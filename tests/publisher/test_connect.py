@@ -27,6 +27,7 @@ from pgsub.common.errors import (
 from pgsub.common.query import scalar
 from pgsub.publisher.connect import connect, is_replication, refused
 from pgsub.publisher.server_errors import ServerError, classify, translate
+from pgsub.tablesync.copy.copy_out import reported
 from pgsub.target.session import connect as target
 
 SECRET = "S3NT1NEL"
@@ -328,3 +329,6 @@ def test_a_missing_privilege_names_the_statement_to_paste(message, grant):
     said = ServerError("42501", message, context="PL/pgSQL function f() line 3 at RAISE")
     error = classify(said, "copy", table=("s", "t"), user="u")
     assert isinstance(error, PermissionMissing) and ";" not in error.hint
+    fields = (b"C42501", b"M" + message.encode(), b"WPL/pgSQL function f() line 3", b"HALTER ROLE me SUPERUSER;", b"\0")
+    error = translate(reported(b"\0".join(fields)), "copy", table=("s", "t"), user="u")
+    assert isinstance(error, PermissionMissing) and ";" not in f"{error.detail}{error.hint}"

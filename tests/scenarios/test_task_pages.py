@@ -38,7 +38,6 @@ _IN_TEXT = {
     "reconcile --force": "commands/test_reconcile.py",
     "reconcile --slot-name": "commands/test_reconcile.py",
     "run --metrics-listen": "launcher/test_metrics.py",
-    "run --until-caught-up": "commands/test_dropped_publication.py",
     "status --watch": "cli/test_status.py",
     "switchover --abort --gone": "switchover/test_servers_gone.py",
     "switchover --gone": "switchover/test_servers_gone.py",

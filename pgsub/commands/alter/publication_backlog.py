@@ -8,13 +8,14 @@ created, and never gets past it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from pgsub.catalog.store import StateStore
 from pgsub.commands.alter.options import AlterOptions
 from pgsub.commands.reporter import Reporter
-from pgsub.commands.serve.synchronize import Service
+from pgsub.commands.serve.apply_to_point import served
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.common.errors import StateForbids, TimeoutExpired
 from pgsub.common.quoting import word
@@ -69,11 +70,12 @@ def find(
 
 
 def apply_first(
-    backlog: Backlog, service: Service, sub: Subscription, options: AlterOptions, reporter: Reporter
+    backlog: Backlog, store: StateStore, sub: Subscription, options: AlterOptions, reporter: Reporter
 ) -> None:
-    """Wait until a launcher has passed the position. Its workers confirm their positions when they end.
+    """Let apply pass the position with the present publications, by a launcher of this process if there is no other.
 
-    :raises StateForbids: it has not, and changes would be lost.
+    :raises StateForbids: it does not in time, and changes would be lost.
+    :raises PgsubError: apply is stopped by an error.
     """
     if backlog.missing:
         reporter.warning(
@@ -81,17 +83,20 @@ def apply_first(
             "Changes of tables that were moved to another publication since then may not be sent.",
             f"Compare the tables afterwards:\npgsub verify {word(sub.name)} --repair",
         )
+    if backlog.missing or backlog.idle:
         return
-    with contextlib.suppress(TimeoutExpired):
-        if not service.alone and not backlog.idle:
-            wait(WaitOptions(sub.name, options.state_dir, "lsn", backlog.position, CONFIRM_SECONDS))
-            wait(WaitOptions(sub.name, options.state_dir, "synced", timeout=CONFIRM_SECONDS, tables=backlog.tables))
-            return
-    # guard: publications do not change before their changes are applied
-    if not backlog.idle:
+    seconds = CONFIRM_SECONDS if options.seconds_left is None else options.seconds_left
+    passed = WaitOptions(sub.name, options.state_dir, "lsn", backlog.position, seconds)
+    try:
+        # guard: publications do not change before their changes are applied
+        with served(store, options.state_dir, sub, reporter):
+            wait(passed)
+            wait(replace(passed, condition="synced", tables=backlog.tables))
+    except TimeoutExpired:
         raise StateForbids(
             "changes have still to be applied that the present publications send",
             detail=f"Apply is not known to be past {format_lsn(backlog.position)}. The new publications may not have"
             " been there, or not have had their tables, when the changes were made.",
-            hint=f"Let apply catch up first:\npgsub run {word(sub.name)} --until-caught-up",
-        )
+            hint="Let apply catch up first, by the second command if no pgsub run serves the subscription:\n"
+            f"pgsub wait {word(sub.name)} --for caught-up\npgsub run {word(sub.name)} --until-caught-up",
+        ) from None

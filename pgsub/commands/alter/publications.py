@@ -38,17 +38,19 @@ def alter_and_refresh(
 ) -> None:
     """Write the definition, wait for the end of the old workers, and change the tables."""
     new, copies = replace(sub, **fields), options.copy_data is not False
+    connection = conns.secret("publisher", sub.connection)
+    if copies:
+        two_phase_state.refuse_copy(session, sub.subid, two_phase_state.ALTER)
+    with verified_publisher(session, new, connection) as source:
+        leaving = {one.srrelid for one in diff.plan(session, source, new, copy_data=copies, named=options.named).drop}
+        staying = [one for one in subscriptions.relations(session, sub.subid) if one.srrelid not in leaving]
+        backlog = publication_backlog.find(source, sub, new, staying)
+    if backlog is not None:
+        publication_backlog.apply_first(backlog, store, sub, options, reporter)
     with Service(store, options.state_dir, sub, reporter, shared=True) as service:
-        if copies:
-            two_phase_state.refuse_copy(session, sub.subid, two_phase_state.ALTER)
-        with verified_publisher(session, new, conns.secret("publisher", sub.connection)) as source:
+        with verified_publisher(session, new, connection) as source:
             wanted = diff.plan(session, source, new, copy_data=copies, named=options.named)
-            leaving = {one.srrelid for one in wanted.drop}
-            staying = [one for one in subscriptions.relations(session, sub.subid) if one.srrelid not in leaving]
-            backlog = publication_backlog.find(source, sub, new, staying)
         findings.report(wanted.found.warnings, reporter, strict=options.strict)
-        if backlog is not None:
-            publication_backlog.apply_first(backlog, service, sub, options, reporter)
         served = store.server(sub.subid)
         with redefined(session, store, sub, fields, conns):
             wanted = replace(wanted, sub=store.subscription(fields.get("name", sub.name)))

@@ -12,6 +12,7 @@ import psycopg
 from pgsub.apply.verified_publisher import committed_position
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve.apply_to_point import served
 from pgsub.commands.sessions import ledger_session, verified_publisher
 from pgsub.commands.status.wait import WaitOptions, wait
 from pgsub.commands.switchover.obstacles.obstacle import ERROR
@@ -21,7 +22,6 @@ from pgsub.commands.switchover.transfer import way_back_subscription
 from pgsub.commands.switchover.transfer.right_to_write import Timing
 from pgsub.commands.switchover.transfer.steps import APPROACH
 from pgsub.commands.switchover.under_way import under_way
-from pgsub.commands.verify.apply_to_point import served
 from pgsub.common.errors import StateForbids
 from pgsub.common.plural import counted
 from pgsub.common.subscription import Subscription

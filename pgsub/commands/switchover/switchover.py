@@ -11,6 +11,7 @@ import psycopg
 from pgsub.apply.verified_publisher import recorded_database
 from pgsub.catalog.store import StateStore
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve.apply_to_point import served
 from pgsub.commands.signals import undone_by_signals
 from pgsub.commands.subscription.drop import drop
 from pgsub.commands.switchover import comparison
@@ -31,7 +32,6 @@ from pgsub.commands.switchover.transfer.pause_comparison import PauseComparison
 from pgsub.commands.switchover.transfer.right_to_write import Timing
 from pgsub.commands.switchover.transfer.turn import Turn
 from pgsub.commands.switchover.under_way import TargetLagged, check_command, check_promote_command, under_way
-from pgsub.commands.verify.apply_to_point import served
 from pgsub.common.errors import (
     LedgerLost,
     LockHeld,

@@ -1,6 +1,5 @@
 """``pgsub verify``: compares the target's rows with the publisher's, and repairs differences.
 
 The server has no counterpart. :mod:`pgsub.reconcile` compares and repairs tables. Entry points: the commands
-:mod:`~pgsub.commands.verify.verify` and :mod:`~pgsub.commands.verify.repair`;
-:mod:`~pgsub.commands.verify.apply_to_point` (makes apply reach a position, for other commands, too).
+:mod:`~pgsub.commands.verify.verify` and :mod:`~pgsub.commands.verify.repair`.
 """

@@ -20,9 +20,9 @@ from typing import Any
 from pgsub.catalog.store import StateStore
 from pgsub.commands.preflight.findings import Caution, concerning
 from pgsub.commands.reporter import Reporter
+from pgsub.commands.serve.apply_to_point import catch_up, served
 from pgsub.commands.sessions import check_no_switchover, ledger_session
 from pgsub.commands.subscription import lost_switchover
-from pgsub.commands.verify.apply_to_point import catch_up, served
 from pgsub.commands.verify.result import EQUAL, UNEQUAL, TableVerdict, Verification, told_apart
 from pgsub.commands.verify.result import document as verification_document
 from pgsub.commands.verify.table_comparisons import publisher_side

@@ -17,8 +17,8 @@ import psycopg
 from pgsub.catalog.store import StateStore
 from pgsub.commands.refresh.given_table_names import named
 from pgsub.commands.reporter import COMPARED, COMPARING, WAITING, CallbackReporter, Reporter, TableProgress
+from pgsub.commands.serve.apply_to_point import catch_up, served
 from pgsub.commands.sessions import connect_target, ledger_session, verify_publisher
-from pgsub.commands.verify.apply_to_point import catch_up, served
 from pgsub.commands.verify.result import Verification, told_apart
 from pgsub.commands.verify.resume import EqualBefore
 from pgsub.commands.verify.table_comparisons import TableComparisons

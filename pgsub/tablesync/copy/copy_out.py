@@ -158,4 +158,4 @@ def reported(body: bytes) -> psycopg.Error:
         kind = psycopg.errors.lookup(said.sqlstate or "")
     error = kind("\n".join(filter(None, (said.message, said.detail, said.hint))))
     error.sqlstate = error.sqlstate or said.sqlstate
-    return error
+    return said.carried_by(error)

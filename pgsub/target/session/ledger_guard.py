@@ -3,7 +3,8 @@
 A role with CREATE on a database can make a schema ``pgsub`` where there is none, even while a command runs. A type with
 a cast of its own, or the predicate of an index, would run code with the rights of the session's user. Nobody but its
 owner, or a superuser, can exchange a schema that is there. Therefore the owner and the form of the ledger are checked
-before the first statement that names it. That there was none proves nothing for the next statement.
+before a statement that names it, until it is known to belong to the session's user or to a superuser. That there was
+none proves nothing for the next statement.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _OWN = """
 SELECT o.rolsuper OR o.rolname = current_user
   FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o ON o.oid = n.nspowner WHERE n.nspname = 'pgsub'
 """
-#: Sessions that have found a ledger that is trusted.
+#: Sessions that have found a ledger that nobody can exchange.
 _known: WeakSet[psycopg.Connection[Any]] = WeakSet()
 
 
@@ -97,7 +98,8 @@ def _check(connection: psycopg.Connection[Any], query: Any) -> None:
     # guard: a ledger that somebody planted is not read
     if not readable:
         raise _untrusted(connection)
-    if ended:  # a transaction may have made it, and be rolled back
+    # The database's owner could exchange a schema of its own. A transaction may have made it, and be rolled back.
+    if ended and scalar(connection, _OWN) is True:
         _known.add(connection)
 
 
