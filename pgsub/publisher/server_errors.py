@@ -171,9 +171,9 @@ PASS_VALUE_HINT = (
 #: Completes "could not …" where a stream ends, perhaps because the publisher fails to decode a change.
 RECEIVE = "receive data from WAL stream"
 PASS_CHANGE_HINT = (
-    "The publisher cannot send a change. Correct what makes it fail there, such as a row filter or a column list of a "
-    "publication, which does not help changes that were made before. Then make another slot; every table is compared "
-    "with the publisher's, and only what differs is brought:\npgsub reconcile NAME --force"
+    "The publisher cannot send a change. Correct there what makes it fail, such as a row filter or a column list of a "
+    "publication. Changes that were made before still fail, so make another slot then; every table is compared with "
+    "the publisher's, and only what differs is brought:\npgsub reconcile NAME --force"
 )
 
 RECREATE_HINT = (

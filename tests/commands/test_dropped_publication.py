@@ -122,13 +122,13 @@ def test_publications_wait_for_published_changes_and_for_tables_that_catch_up_an
     after, ready = replace(before, publications=()), [RelationState(1, "public", "b", "r")]
     with closing(publisher.connect(pubdb.conninfo, application_name="test")) as source:
         pubdb.execute("SELECT pg_logical_emit_message(true, '', 'of no table'), pg_switch_wal()")
-        idle = publication_backlog.find(source, before, after, ready)
+        idle = publication_backlog.find(source, before, after, lambda: ready)
         assert idle is not None and idle.idle
-        assert publication_backlog.find(source, before, after, []) is None
-        behind = publication_backlog.find(source, before, after, [RelationState(1, "public", "b", "f")])
+        assert publication_backlog.find(source, before, after, list) is None
+        behind = publication_backlog.find(source, before, after, lambda: [RelationState(1, "public", "b", "f")])
         assert behind is not None and (behind.idle, behind.tables) == (False, {1})
         pubdb.execute("INSERT INTO b VALUES (7, 7)")
-        pending = publication_backlog.find(source, before, after, ready)
+        pending = publication_backlog.find(source, before, after, lambda: ready)
         assert pending is not None and not pending.idle
 
 

@@ -15,11 +15,11 @@ PAGE = Page(
 Changes only the given options. A running pgsub run restarts the workers within a second.
 
 After a change of publications the tables are refreshed as by pgsub refresh, unless --no-refresh is given; that needs an
-enabled subscription. A publication is left only once apply has passed the publisher's position, because the changes
-before it are sent by the publications of then: alter lets apply get there first, within --timeout or 30 seconds, or
-ends with an error. A new --connection must lead to the same publisher, or to the standby that took its place, and a new
---target to the same database; the command returns once the workers of the old definition have ended. The replication
-slot is not renamed with the subscription.
+enabled subscription. Before a publication is removed, apply must have passed the publisher's position, because the
+publisher sends the changes up to there only by the present publications. alter lets apply get there, within --timeout
+or 30 seconds, or ends with an error. A new --connection must lead to the same publisher, or to the standby that took
+its place, and a new --target to the same database; the command returns once the workers of the old definition have
+ended. The replication slot is not renamed with the subscription.
 
 pg_upgrade of the publisher keeps logical slots from PostgreSQL 17 on, but makes it another system at another position:
 --publisher-upgraded records both. Disable the subscription before the old publisher is stopped for good. A slot that

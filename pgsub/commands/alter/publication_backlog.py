@@ -8,7 +8,7 @@ created, and never gets past it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,19 +48,23 @@ class Backlog(NamedTuple):
 
 
 def find(
-    source: publisher.Connection, before: Subscription, after: Subscription, staying: Sequence[RelationState]
+    source: publisher.Connection,
+    before: Subscription,
+    after: Subscription,
+    staying: Callable[[], Sequence[RelationState]],
 ) -> Backlog | None:
     """Return the backlog that matters, None if there is none.
 
-    :param staying: the tables that stay subscribed.
+    :param staying: returns the tables that stay subscribed. It is called only if a publication is left.
     """
     removed = set(before.publications) - set(after.publications)
     added = set(after.publications) - set(before.publications)
     refuses = source.info.server_version < _CONTINUES_SINCE
-    if before.slot_name is None or not ((removed and staying) or (added and refuses)):
+    tables = staying() if removed else ()
+    if before.slot_name is None or not (tables or (added and refuses)):
         return None
     state = slots.slot_state(source, before.slot_name)
-    behind = frozenset(one.srrelid for one in staying if removed and one.srsubstate in ("d", "f"))
+    behind = frozenset(one.srrelid for one in tables if one.srsubstate in ("d", "f"))
     if state is None or ((state.confirmed_flush_lsn or 0) >= state.current_lsn and not behind):
         return None
     if refuses and missing_publications(source, before.publications):

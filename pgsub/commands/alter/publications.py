@@ -25,6 +25,7 @@ from pgsub.commands.sessions import verified_publisher
 from pgsub.common.quoting import word
 from pgsub.common.subscription import Subscription, same_service
 from pgsub.target.ledger import subscriptions, two_phase_state
+from pgsub.target.ledger.subscriptions import RelationState
 
 
 def alter_and_refresh(
@@ -42,8 +43,12 @@ def alter_and_refresh(
     if copies:
         two_phase_state.refuse_copy(session, sub.subid, two_phase_state.ALTER)
     with verified_publisher(session, new, connection) as source:
-        leaving = {one.srrelid for one in diff.plan(session, source, new, copy_data=copies, named=options.named).drop}
-        staying = [one for one in subscriptions.relations(session, sub.subid) if one.srrelid not in leaving]
+
+        def staying() -> list[RelationState]:
+            plan = diff.plan(session, source, new, copy_data=copies, named=options.named)
+            leaving = {one.srrelid for one in plan.drop}
+            return [one for one in subscriptions.relations(session, sub.subid) if one.srrelid not in leaving]
+
         backlog = publication_backlog.find(source, sub, new, staying)
     if backlog is not None:
         publication_backlog.apply_first(backlog, store, sub, options, reporter)

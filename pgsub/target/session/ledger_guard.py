@@ -31,8 +31,7 @@ _OWNED = f"""
 WITH {TRUSTED}
 SELECT n.nspowner IN (SELECT oid FROM trusted) FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pgsub'
 """
-
-
+#: Whether the schema belongs to the session's user or a superuser; no row without it.
 _OWN = """
 SELECT o.rolsuper OR o.rolname = current_user
   FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles o ON o.oid = n.nspowner WHERE n.nspname = 'pgsub'
@@ -108,9 +107,9 @@ def _missing() -> psycopg.errors.UndefinedTable:
 
 
 def trusted(connection: psycopg.Connection[Any], *, foreign: bool = False) -> bool | None:
-    """Return whether the ledger may be read, now and later: nobody else can exchange it. None if there is none.
+    """Return whether the ledger may be read, None if there is none. Only its owner, or a superuser, can exchange it.
 
-    :param foreign: it is not this user's own: the database's owner, who could exchange it, is not trusted with it.
+    :param foreign: pgsub does not use it, but only looks at it: the database's owner is not trusted with it.
     """
     owned = scalar(connection, _OWN if foreign else _OWNED)
     return None if owned is None else owned is True and ledger_privileges.trusted(connection)
